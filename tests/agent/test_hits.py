@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which of several hits is brought, and with how few looks."""
 
-import asyncio
 import random
 
 import pytest
 
-from ucm.agent.hits import Hits
+from ucm.agent.hits import Hits, Question, Search
 from ucm.errors import MessageError
 
 
@@ -17,16 +16,23 @@ class Looks:
         self._there = there
         self.asked: list[list[int]] = []
 
-    async def along(self, blocks: list[int]) -> list[bool]:
-        """As of a prefix: what is behind one that is missing counts as missing."""
-        told = [block in self._there for block in blocks]
+    def answer(self, question: Question) -> list[bool]:
+        """Say of a prefix that nothing is there behind the first that is missing."""
+        told = [block in self._there for block in question.blocks]
+        if not question.is_prefix:
+            self.asked.append(question.blocks)
+            return told
         first = told.index(False) if False in told else len(told)
         return [at < first for at in range(len(told))]
 
-    async def any(self, blocks: list[int]) -> list[bool]:
-        """As of blocks that do not stand together."""
-        self.asked.append(blocks)
-        return [block in self._there for block in blocks]
+    def find(self, search: Search) -> tuple[int, int | None]:
+        """Answer all that is asked; return what was found."""
+        try:
+            question = next(search)
+            while True:
+                question = search.send(self.answer(question))
+        except StopIteration as over:
+            return over.value
 
 
 def drawn(dice: random.Random) -> list[tuple[int, int]]:
@@ -63,7 +69,7 @@ def test_longest_hit_of_which_all_is_there_is_chosen(seed: int) -> None:
 
     looks = Looks(somewhere)
     hits = Hits(*zip(*spans, strict=True), len(spans))
-    found, lacked = asyncio.run(hits.choose(in_slab, most, looks.along, looks.any))
+    found, lacked = looks.find(hits.choose(in_slab, most))
     top = max(span[0] for span in spans)
     good = [hit for hit in range(1, top + 1) if is_good(hit)]
     assert max(good, default=0) == found
@@ -84,7 +90,7 @@ def choose(
     looks = Looks(there)
     hits = Hits(*zip(*spans, strict=True), len(spans))
     nothing = [False] * len(spans)
-    return *asyncio.run(hits.choose(nothing, 1 << 20, looks.along, looks.any)), looks
+    return *looks.find(hits.choose(nothing, 1 << 20)), looks
 
 
 def test_prompt_that_goes_on_otherwise_costs_one_look() -> None:

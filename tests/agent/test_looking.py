@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tests.agent.unruly import Unruly, lay, run_virtual
-from ucm.agent.looking import look_along, look_before_put, look_through
+from ucm.agent.looking import look_along, look_before_put
 from ucm.backends.abc import Presence
 from ucm.testing.store_blocks import make_keys
 
@@ -37,21 +37,6 @@ def look(how, keys, laid, *, is_down=False, **can):
         return await how(tier, keys)
 
     return run_virtual(told), tier.looks
-
-
-class TestLookThrough:
-    def test_each_call_is_as_large_as_serves_the_tier(self) -> None:
-        """R-52: a tier that is asked for each of many blocks is through with a call in its time; what one
-        tier has the next one is not asked for."""
-        near, far = Asked(), Asked()
-
-        async def told():
-            await lay(near, KEYS[:6])
-            await lay(far, KEYS[6:8])
-            return await look_through([near, far], KEYS[:10], is_prefix=False)
-
-        assert [THERE] * 8 + [ABSENT] * 2 == run_virtual(told)
-        assert ([4, 4, 2], [4]) == (near.looks, far.looks)
 
 
 class TestLookAlong:

@@ -42,6 +42,7 @@ from tests.mutations.of_lib import LIB
 from tests.mutations.of_light import LIGHT
 from tests.mutations.of_limits import LIMITS
 from tests.mutations.of_load import LOAD
+from tests.mutations.of_looks import LOOKS
 from tests.mutations.of_match import MATCH
 from tests.mutations.of_metrics import METRICS
 from tests.mutations.of_modes import MODES
@@ -156,6 +157,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *INTERRUPTS,
     *MATCH,
     *LOAD,
+    *LOOKS,
     *TICKET,
     *LEASE,
     *REPLAY,

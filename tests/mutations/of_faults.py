@@ -125,9 +125,9 @@ FAULTS = (
     Mutant(
         name="look_ends_with_its_want",
         why="A tier that hangs is never found out, and each request of a model with windows waits for it.",
-        file=_FETCH,
-        find="LastingLooks(self._tiers[number], self._tasks)",
-        replace="self._tiers[number]",
+        file="ucm/agent/locating.py",
+        find="            for at in range(0, len(keys), size):  #",
+        replace="           with anyio.move_on_after(8 * self._late_s):\n            for at in range(0, len(keys), size):  #",
         killers=(
             "tests/agent/test_fetch_hits.py::test_tier_that_hangs_is_found_out_by_wants_that_wait_for_less",
         ),
@@ -207,8 +207,8 @@ FAULTS = (
         name="shorter_hit_has_more_than_is_left",
         why="A hit is tried for which there are no slots now, and the one before it is not found.",
         file=_FETCH,
-        find="            self._budget.left if want.num_taken else self._budget.total,\n",
-        replace="            self._budget.total,\n",
+        find="most = self._budget.left if want.num_taken else self._budget.total",
+        replace="most = self._budget.total",
         killers=(
             "tests/agent/test_fetch_hits.py::test_hit_behind_a_damaged_one_does_not_wait_for_slots_of_its_own",
             f"{_SLOTS}::TestHits::test_two_that_try_shorter_hits_do_not_wait_for_each_other",

@@ -6,8 +6,6 @@ from tests.mutations.mutant import Mutant
 __all__ = ["PACKED"]
 
 _FLIGHTS = "ucm/agent/flights.py"
-_LOCATES = "tests/agent/test_locating.py"
-_LOCATING = "ucm/agent/locating.py"
 _LOOKING = "ucm/agent/looking.py"
 _SPILL = "ucm/agent/spill.py"
 _ALONG = "tests/agent/test_looking.py::TestLookAlong"
@@ -118,50 +116,6 @@ PACKED = (
         find="while first < stop and behind is Presence.ABSENT:",
         replace="while first < stop:",
         killers=(f"{_ALONG}::test_tier_without_an_answer_is_asked_once",),
-    ),
-    Mutant(
-        name="guess_before_another_tier",
-        why="What a tier lacks in the middle of a prefix is not asked of the next one.",
-        file=_LOCATING,
-        find="keys, is_prefix=is_last)",
-        replace="keys, is_prefix=True)",
-        killers=(f"{_FETCHES}::test_tier_before_another_is_asked_for_each_block",),
-    ),
-    Mutant(
-        name="slow_tier_costs_what_another_has",
-        why="Prompts of which a drive has the most wait for a slow share until it is too late for all.",
-        file=_LOCATING,
-        find="with anyio.move_on_at(until):",
-        replace="with anyio.move_on_at(math.inf):",
-        killers=(
-            f"{_LOCATES}::test_tier_that_is_slow_to_look_does_not_cost_what_another_has",
-        ),
-    ),
-    Mutant(
-        name="tier_passed_over_where_nothing_else_is_there",
-        why="A slow tier that alone has a prompt's blocks is never used.",
-        file=_LOCATING,
-        find="if flights[0] in tier_of and deadline < math.inf:",
-        replace="if deadline < math.inf:",
-        killers=(f"{_LOCATES}::test_tier_is_waited_for_where_nothing_else_is_there",),
-    ),
-    Mutant(
-        name="part_of_a_hit_instead_of_it",
-        why="Blocks are fetched that no layer with a window or a state has any use for.",
-        file=_FLIGHTS,
-        find="        if not is_whole:  # else",
-        replace="        if True:  # else",
-        killers=(
-            f"{_LOCATES}::test_tier_is_waited_for_where_all_or_nothing_is_of_use",
-        ),
-    ),
-    Mutant(
-        name="question_ends_with_who_waits",
-        why="A tier that hangs costs each prompt half of its time, for ever.",
-        file=_LOCATING,
-        find="            looked_at = LastingLooks(tier, tasks)\n",
-        replace="",
-        killers=(f"{_LOCATES}::test_tier_that_hangs_is_found_out_though_nobody_waits",),
     ),
     Mutant(
         name="slab_sent_anew_at_each_restart",

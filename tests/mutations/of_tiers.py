@@ -219,7 +219,7 @@ TIERS = (
         name="unknown_taken_for_absent",
         why="A server that is down looks as if it had nothing.",
         file=_FLIGHTS,
-        find="if flight not in unknown:",
+        find="if not looks.is_unknown(flight.key):",
         replace="if True:",
         killers=(f"{_TROUBLE}::test_could_not_ask_is_no_miss",),
     ),
@@ -230,14 +230,6 @@ TIERS = (
         find="flight = None if is_there else self._flights.by_key.get((key, tiers))",
         replace="flight = None",
         killers=(f"{_FETCHES}::test_block_that_several_want_is_fetched_once",),
-    ),
-    Mutant(
-        name="fetch_behind_a_hole",
-        why="Blocks of no use evict others.",
-        file=_FLIGHTS,
-        find="list(itertools.takewhile(tier_of.__contains__, flights))",
-        replace="list(filter(tier_of.__contains__, flights))",
-        killers=(f"{_FETCHES}::test_nothing_is_fetched_behind_a_hole",),
     ),
     Mutant(
         name="fetched_blocks_unpinned",

@@ -16,7 +16,6 @@ may be asked for, and lands nowhere.
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final
 
 import anyio
@@ -26,9 +25,9 @@ from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking, in_turns
 from ucm.agent.flight import Flight
 from ucm.agent.flights import Flights
-from ucm.agent.looking import LastingLooks, look_through
+from ucm.agent.hits import Search
+from ucm.agent.locating import Looks
 from ucm.agent.wants import FetchCounts, Slab, Want
-from ucm.backends.abc import Presence
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
@@ -152,9 +151,12 @@ class Fetcher:
         lost: list[int] = []
         why = Reason.NONE
         while True:
-            lacks = await self._choose(want, lost)
+            assert self._tasks is not None
+            numbers = want.tiers_of(self._tiers)
+            looks = Looks(self._tiers, numbers, want.deadline, self._tasks)
+            lacks = await self._choose(want, lost, looks)
             needed = want.hits.needed_for(want.reach)
-            reason = await self._fetch(want)
+            reason = await self._fetch(want, looks)
             is_full = bool(lost) and reason is Reason.STORE_FULL
             if reason not in _NOWHERE and not is_full:
                 return reason or why or lacks
@@ -164,13 +166,13 @@ class Fetcher:
             want.reach = want.found = 0
             want.media.clear()
 
-    async def _fetch(self, want: Want) -> Reason:
-        """Bring what *want* needs; return why not all of it."""
+    async def _fetch(self, want: Want, looks: Looks | None = None) -> Reason:
+        """Bring what *want* needs, of which tiers told; return why not all of it."""
         there = await self._slab.pin(want.keys, want.stay_s)
         is_more, seated = want.num_taken > 0, anyio.Event()
         flights = self._join(want, there, seated)
         try:
-            self._begin(want, flights, seated, is_more=is_more)
+            self._begin(want, flights, seated, looks, is_more=is_more)
             for at, flight in enumerate(flights):
                 if flight is not None:
                     # Who waits for others' slots has none that they wait for.
@@ -211,6 +213,7 @@ class Fetcher:
         want: Want,
         flights: Sequence[Flight | None],
         seated: anyio.Event,
+        looks: Looks | None,
         *,
         is_more: bool,
     ) -> None:
@@ -223,45 +226,49 @@ class Fetcher:
         joined = [each.seated for each in flights if each and each.seated is not seated]
         behind = () if is_more else tuple(dict.fromkeys(joined))
         compute_s = want.compute_s * len(own) / len(want.keys)
-        fly = partial(self._flights.fly, is_whole=want.hits is not None)
-        self._tasks.start_soon(fly, own, compute_s, behind)
+        self._tasks.start_soon(self._flights.fly, own, compute_s, behind, looks)
 
-    async def _choose(self, want: Want, lost: Sequence[int]) -> Reason:
+    async def _choose(self, want: Want, lost: Sequence[int], looks: Looks) -> Reason:
         """
         Have it want the longest of its hits that can be had; return why not a longer one.
 
         Args:
             want: One with hits.
             lost: Its blocks that did not come.
+            looks: Are told what tiers have of them.
         """
         assert want.hits is not None
-        hits = want.hits
-        numbers = want.tiers_of(self._tiers)
-        assert self._tasks is not None
-        tiers = [LastingLooks(self._tiers[number], self._tasks) for number in numbers]
-        told: dict[int, Presence] = {}
-
-        async def look(blocks: list[int], *, is_prefix: bool) -> list[bool]:
-            keys = [want.keys[at] for at in blocks]
-            answers = await look_through(tiers, keys, is_prefix=is_prefix)
-            told.update(zip(blocks, answers, strict=True))
-            return [answer is Presence.PRESENT for answer in answers]
-
-        hit, lacked = await hits.choose(
-            await self._slab.has(want.keys),
-            # Who has slots waits for no more: others may wait for those.
-            self._budget.left if want.num_taken else self._budget.total,
-            partial(look, is_prefix=True),
-            partial(look, is_prefix=False),
-            lost,
-        )
+        hits, keys = want.hits, want.keys
+        there = await self._slab.has(keys)
+        # Who has slots waits for no more: others may wait for those.
+        most = self._budget.left if want.num_taken else self._budget.total
+        while True:
+            search = hits.choose(there, most, lost)
+            hit, lacked = await _answered(search, keys, looks)
+            if hit or lacked is None or not await looks.more():
+                break
         if hit == hits.top:
             reason = Reason.NONE
         elif lacked is None:
             reason = Reason.STORE_FULL
-        elif told[lacked] is Presence.UNKNOWN:
+        elif looks.is_unknown(keys[lacked]):
             reason = Reason.UNAVAILABLE
         else:
-            reason = self._why_absent(want.keys[lacked], numbers)
+            reason = self._why_absent(keys[lacked], want.tiers_of(self._tiers))
         want.settle_on(hit)
         return reason
+
+
+async def _answered(
+    search: Search, keys: Sequence[PackedKey], looks: Looks
+) -> tuple[int, int | None]:
+    """Return what is found where tiers tell of blocks, as far as they do in time."""
+    try:
+        question = next(search)
+        while True:
+            asked = [keys[at] for at in question.blocks]
+            await looks.ask(asked, is_prefix=question.is_prefix)
+            question = search.send([looks.place_of(key) is not None for key in asked])
+    except StopIteration as over:
+        found: tuple[int, int | None] = over.value
+        return found

@@ -18,7 +18,6 @@ nowhere, and flights that wait for their slots, or in line, end with their last 
 
 import contextlib
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -31,7 +30,7 @@ from ucm.agent.budget import Budget, Place
 from ucm.agent.flight import Flight, batches, have_slots, is_open, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
-from ucm.agent.locating import locate
+from ucm.agent.locating import Looks
 from ucm.agent.wants import FetchCounts, Left, Slab, Want
 from ucm.backends._many import together
 from ucm.backends.abc import Fetched
@@ -109,8 +108,7 @@ class Flights:
         flights: Sequence[Flight],
         compute_s: float,
         behind: Sequence[anyio.Event],
-        *,
-        is_whole: bool,
+        looks: Looks | None = None,
     ) -> None:
         """
         Bring each of *flights* to its end, at the cost of one who wants them.
@@ -119,10 +117,11 @@ class Flights:
             flights: In the order in which they are of use.
             compute_s: How long computing these blocks would take; 0: not known.
             behind: See ``Turn``.
-            is_whole: None of them is of use without all others.
+            looks: What tiers told of a hit, of which none is of use without all others.
         """
+        is_whole = looks is not None
         try:
-            of_tier = await self._locate(flights, is_whole=is_whole)
+            of_tier = await self._locate(flights, looks, is_whole=is_whole)
             of_tier = self._worthwhile(flights, of_tier, compute_s, is_whole=is_whole)
             count = sum(map(len, of_tier))
             if not count:
@@ -138,7 +137,7 @@ class Flights:
                     await self._await_writers(flights, want)
                     self._end_unwanted(flights)
                     left = list(filter(is_open, flights))
-                    of_tier = await self._locate(left, is_whole=is_whole)
+                    of_tier = await self._locate(left, None, is_whole=is_whole)
             finally:  # not before: a call that hangs has its slots, whoever gave up
                 if want.is_over:
                     self._budget.release(count, want.tenant)
@@ -170,28 +169,31 @@ class Flights:
         return wants[0]
 
     async def _locate(
-        self, flights: Sequence[Flight], *, is_whole: bool
+        self, flights: Sequence[Flight], looks: Looks | None, *, is_whole: bool
     ) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
-        assert self.tasks is not None
-        until = math.inf
-        if not is_whole:  # else what some tiers have is of no use by itself
-            until = max((one.deadline for one in wants_of(flights)), default=0.0)
-        tier_of, unknown = await locate(flights, self._tiers, until, self.tasks)
-        wanted = list(itertools.takewhile(tier_of.__contains__, flights))
-        kept = wanted[: self._budget.total]
-        for at, flight in enumerate(flights[len(kept) :], len(kept)):
-            if at < len(wanted):
-                self._end(flight, Reason.STORE_FULL)
-            else:
+        of_tier: list[list[Flight]] = [[] for _ in self._tiers]
+        if not (wants := wants_of(flights)):
+            return of_tier
+        if looks is None:
+            assert self.tasks is not None
+            deadline = max(one.deadline for one in wants)
+            looks = Looks(self._tiers, flights[0].allowed, deadline, self.tasks)
+            for flight in flights:
+                looks.pass_over(flight.key, flight.tiers)
+        keys = [flight.key for flight in flights]
+        places = await looks.find(keys, is_whole=is_whole)
+        for at, flight in enumerate(flights):
+            if at >= len(places):
                 why = Reason.UNAVAILABLE
-                if flight not in unknown:
+                if not looks.is_unknown(flight.key):
                     why = self._why_absent(flight.key, flight.allowed)
                 self._end(flight, flight.reason or why)
-        of_tier: list[list[Flight]] = [[] for _ in self._tiers]
-        for flight in kept:
-            flight.medium = 1 + tier_of[flight]
-            of_tier[tier_of[flight]].append(flight)
+            elif at >= self._budget.total:
+                self._end(flight, Reason.STORE_FULL)
+            else:
+                flight.medium = 1 + places[at]
+                of_tier[places[at]].append(flight)
         return of_tier
 
     def _worthwhile(

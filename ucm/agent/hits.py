@@ -5,24 +5,36 @@ Which of several hits to bring, where a longer one does without blocks of a shor
 Of layers with a window a hit needs the blocks that its window touches, of those with a state the
 last one. Half of the blocks of the longest hit are no hit then, and a prompt that was continued
 otherwise has the windows of a shorter one. So the longest is looked for of which all is there,
-from the end, with looks that double, before anything is brought. Pure but for these looks.
+from the end, with looks that double, before anything is brought. Pure: who searches answers what is asked.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Generator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm.errors import MessageError
 
-__all__ = ["Hits"]
+__all__ = ["Hits", "Question", "Search"]
 
 _Ints = npt.NDArray[np.int64]
 _MORE: Final = 16
 """Blocks of windows that are asked for beyond those that are needed, in the second look,"""
 _MOST: Final = 512
 """and in each of the last ones."""
+
+
+class Question(NamedTuple):
+    """Which of some blocks can be brought."""
+
+    blocks: list[int]
+    is_prefix: bool
+    """Those of a prefix: behind the first that cannot none is of use."""
+
+
+Search = Generator[Question, Sequence[bool], tuple[int, int | None]]
+"""Asks, is told of each block of its question, and returns what ``Hits.choose`` says."""
 
 
 class Hits:
@@ -57,22 +69,15 @@ class Hits:
         needed: list[int] = np.flatnonzero(self._needs(hit)).tolist()
         return needed
 
-    async def choose(
-        self,
-        is_there: Sequence[bool],
-        most: int,
-        look_along: Callable[[list[int]], Awaitable[Sequence[bool]]],
-        look: Callable[[list[int]], Awaitable[Sequence[bool]]],
-        lost: Sequence[int] = (),
-    ) -> tuple[int, int | None]:
+    def choose(
+        self, is_there: Sequence[bool], most: int, lost: Sequence[int] = ()
+    ) -> Search:
         """
-        Return the longest hit of which all is there, and a block that a longer one lacks.
+        Search for the longest hit of which all is there, and a block that a longer one lacks.
 
         Args:
             is_there: Of each block, whether it need not be brought.
             most: How many can be brought.
-            look_along: Tells of blocks of a prefix whether they can be brought.
-            look: Tells it of any blocks.
             lost: Blocks that cannot be brought, whatever is told of them.
 
         Returns:
@@ -83,7 +88,7 @@ class Hits:
         is_out |= self._counts(np.array(lost, dtype=np.int64)) > 0
         lacked: int | None = None
         prefix = np.flatnonzero(absent & ~self._is_window)
-        gone = await _gone(prefix, look_along)
+        gone = yield from _gone(prefix, is_prefix=True)
         if gone.size:
             lacked = int(gone[0])
             is_out[self._shortest[lacked] :] = True
@@ -95,7 +100,7 @@ class Hits:
                 return hit, lacked
             near = np.flatnonzero(unasked & (self._shortest <= hit))
             near = near[max(0, int(np.searchsorted(near, needed[0])) - more) :]
-            gone = await _gone(near, look)
+            gone = yield from _gone(near, is_prefix=False)
             unasked[near] = False
             if gone.size:
                 lacked = int(gone[-1]) if lacked is None else lacked
@@ -115,11 +120,12 @@ class Hits:
         return counts
 
 
-async def _gone(
-    blocks: _Ints, look: Callable[[list[int]], Awaitable[Sequence[bool]]]
-) -> _Ints:
+def _gone(
+    blocks: _Ints, *, is_prefix: bool
+) -> Generator[Question, Sequence[bool], _Ints]:
     """Return which of some blocks are nowhere."""
     if not blocks.size:
         return blocks
-    gone: _Ints = blocks[~np.array(await look(blocks.tolist()), dtype=bool)]
+    there = yield Question(blocks.tolist(), is_prefix)
+    gone: _Ints = blocks[~np.array(there, dtype=bool)]
     return gone

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of who is asked for blocks, and how long is waited for what tiers tell."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["LOOKS"]
+
+_FLIGHTS = "ucm/agent/flights.py"
+_LOCATES = "tests/agent/test_locating.py"
+_LOCATING = "ucm/agent/locating.py"
+_JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
+_FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
+
+LOOKS = (
+    Mutant(
+        name="fetch_behind_a_hole",
+        why="Blocks of no use evict others.",
+        file=_LOCATING,
+        find="                if (place := self.place_of(key)) is None:\n                    break\n",
+        replace="                if (place := self.place_of(key)) is None:\n                    continue\n",
+        killers=(f"{_LOCATES}::test_nothing_is_fetched_behind_a_hole_in_all_tiers",),
+    ),
+    Mutant(
+        name="guess_before_another_tier",
+        why="What a tier lacks in the middle of a prefix is not asked of the next one.",
+        file=_LOCATING,
+        find="is_along = is_prefix and one is last",
+        replace="is_along = is_prefix",
+        killers=(f"{_FETCHES}::test_tier_before_another_is_asked_for_each_block",),
+    ),
+    Mutant(
+        name="guess_behind_a_gap_taken_for_told",
+        why="What a tier has behind blocks that a late one turns out to have is not fetched.",
+        file=_LOCATING,
+        find="if is_along and Presence.ABSENT in answers:",
+        replace="if False:",
+        killers=(
+            f"{_LOCATES}::test_what_was_guessed_behind_a_gap_is_asked_for_when_the_gap_is_closed",
+        ),
+    ),
+    Mutant(
+        name="slow_tier_costs_what_another_has",
+        why="Prompts of which a drive has the most wait for a slow share until it is too late for all.",
+        file=_LOCATING,
+        find="self._half = now + seconds / 2",
+        replace="self._half = now + seconds",
+        killers=(
+            f"{_LOCATES}::test_tier_that_is_slow_to_look_does_not_cost_what_another_has",
+            f"{_LOCATES}::test_hit_of_a_fast_tier_is_not_lost_to_a_slow_one",
+        ),
+    ),
+    Mutant(
+        name="slow_tier_not_waited_for",
+        why="What a slower tier would add in time is computed.",
+        file=_LOCATING,
+        find="return _NOT_WAITED if late.isdisjoint(keys) else self._half",
+        replace="return _NOT_WAITED",
+        killers=(
+            f"{_LOCATES}::test_tier_that_answers_in_half_of_the_time_is_waited_for",
+            f"{_LOCATES}::test_longer_hit_is_waited_for_until_half_of_the_time_is_over",
+        ),
+    ),
+    Mutant(
+        name="tier_waited_for_that_has_nothing_to_add",
+        why="Prompts whose blocks another tier has all wait for one that hangs.",
+        file=_LOCATING,
+        find="return _NOT_WAITED if late.isdisjoint(keys) else self._half",
+        replace="return self._half if late else _NOT_WAITED",
+        killers=(
+            f"{_LOCATES}::test_first_tier_that_hangs_does_not_cost_what_the_next_one_has",
+        ),
+    ),
+    Mutant(
+        name="tier_passed_over_where_nothing_else_is_there",
+        why="A slow tier that alone has a prompt's blocks is never used.",
+        file=_LOCATING,
+        find="if len(places) >= num_needed or not await self.more():",
+        replace="if True:",
+        killers=(f"{_LOCATES}::test_tier_is_waited_for_where_nothing_else_is_there",),
+    ),
+    Mutant(
+        name="hit_given_up_at_half_of_the_time",
+        why="So it is with what a model with windows needs.",
+        file="ucm/agent/fetch.py",
+        find="            if hit or lacked is None or not await looks.more():\n",
+        replace="            if True:\n",
+        killers=(f"{_LOCATES}::test_hit_that_no_answer_allows_yet_is_waited_for",),
+    ),
+    Mutant(
+        name="hit_looked_for_twice",
+        why="What tiers told when a hit was chosen is asked again before it is fetched.",
+        file=_FLIGHTS,
+        find="of_tier = await self._locate(flights, looks, is_whole=is_whole)",
+        replace="of_tier = await self._locate(flights, None, is_whole=is_whole)",
+        killers=(f"{_LOCATES}::test_hit_that_no_answer_allows_yet_is_waited_for",),
+    ),
+    Mutant(
+        name="part_of_a_hit_instead_of_it",
+        why="Blocks are fetched that no layer with a window or a state has any use for.",
+        file=_LOCATING,
+        find="num_needed = len(keys) if is_whole else 1",
+        replace="num_needed = 1",
+        killers=(f"{_LOCATES}::test_hit_that_lost_a_tier_is_not_fetched_in_part",),
+    ),
+    Mutant(
+        name="first_tier_that_hangs_costs_all",
+        why="Each prompt waits for the first tier's deadline, until its circuit is open.",
+        file=_LOCATING,
+        find="        return min(one.called + self._late_s, of_question)\n",
+        replace="        return self._half * 2\n",
+        killers=(
+            f"{_LOCATES}::test_first_tier_that_hangs_does_not_cost_what_the_next_one_has",
+            f"{_LOCATES}::test_first_tier_that_hangs_costs_no_hit_of_the_next_one",
+        ),
+    ),
+    Mutant(
+        name="next_tier_asked_at_once",
+        why="What the first tier has is asked of all others as well.",
+        file=_LOCATING,
+        find="if asked and (late_at := self._late_at(one)) > anyio.current_time():",
+        replace="if (late_at := 0.0):",
+        killers=(
+            f"{_LOCATES}::test_next_tier_is_not_asked_for_what_the_first_one_says_in_time",
+        ),
+    ),
+    Mutant(
+        name="many_calls_late_as_one",
+        why="A tier that is asked for a long prompt in many calls has all others asked, too.",
+        file=_LOCATING,
+        find="min(one.called + self._late_s, of_question)",
+        replace="one.began + self._late_s",
+        killers=(
+            f"{_LOCATES}::test_next_tier_is_not_asked_for_what_the_first_one_says_in_time",
+        ),
+    ),
+    Mutant(
+        name="many_calls_never_late",
+        why="A tier of which each call is in time costs what others have.",
+        file=_LOCATING,
+        find="min(one.called + self._late_s, of_question)",
+        replace="one.called + self._late_s",
+        killers=(
+            f"{_LOCATES}::test_tier_of_many_slow_calls_does_not_cost_what_another_has",
+        ),
+    ),
+    Mutant(
+        name="tier_asked_again_before_it_answers",
+        why="A tier that hangs gets a question for each hit of a prompt.",
+        file=_LOCATING,
+        find="if asked and not one.is_asked:",
+        replace="if asked:",
+        killers=(f"{_LOCATES}::test_search_goes_on_with_the_tier_that_answers",),
+    ),
+    Mutant(
+        name="later_tier_preferred",
+        why="What the first tier has as well is fetched from the next one.",
+        file=_LOCATING,
+        find="for number, one in self._tiers.items():\n            if one.told.get(key)",
+        replace="for number, one in reversed(self._tiers.items()):\n            if one.told.get(key)",
+        killers=(f"{_LOCATES}::test_first_tier_that_is_late_brings_what_both_have",),
+    ),
+    Mutant(
+        name="tier_asked_again_for_what_it_did_not_bring",
+        why="What a tier did not bring is got from it again, and not from the next one.",
+        file=_LOCATING,
+        find="                one.told[key] = Presence.ABSENT\n",
+        replace="                pass\n",
+        killers=(
+            f"{_JOINED}::test_block_that_a_tier_failed_is_not_tried_on_for_nobody",
+        ),
+    ),
+    Mutant(
+        name="question_ends_with_who_waits",
+        why="A tier that hangs costs each prompt half of its time, for ever.",
+        file=_LOCATING,
+        find="            for at in range(0, len(keys), size):  #",
+        replace="           with anyio.move_on_at(self._half):\n            for at in range(0, len(keys), size):  #",
+        killers=(f"{_LOCATES}::test_tier_that_hangs_is_found_out_though_nobody_waits",),
+    ),
+    Mutant(
+        name="question_without_an_answer_at_the_end",
+        why="Who waits for tiers of an agent that ends is in its way.",
+        file=_LOCATING,
+        find="                one.told.setdefault(key, Presence.UNKNOWN)\n",
+        replace="                pass\n",
+        killers=(f"{_LOCATES}::test_question_that_ends_with_all_else_tells_nothing",),
+    ),
+)
