@@ -254,6 +254,26 @@ COMPANY = (
         ),
     ),
     Mutant(
+        name="session_that_goes_on_was_preempted",
+        why="Blocks that its next life saves count as dropped, and its story tells of a preemption.",
+        file="ucm/scheduler/lives.py",
+        find="                self.end(request.request_id)\n            life = self.begin",
+        replace="                pass\n            life = self.begin",
+        killers=(
+            "tests/scheduler/test_company.py::TestTurns::test_blocks_that_wait_as_a_session_goes_on_are_saved_and_not_counted_as_dropped",
+        ),
+    ),
+    Mutant(
+        name="look_at_which_a_request_is_long_enough_is_late",
+        why="R-56: one that ends within these tokens is never saved, nor counted as dropped.",
+        file="ucm/scheduler/lives.py",
+        find="self.due.patience if life.cursors is None else 0",
+        replace="0",
+        killers=(
+            "tests/scheduler/test_shortest.py::TestShortest::test_request_that_ends_just_above_the_limit_is_saved",
+        ),
+    ),
+    Mutant(
         name="what_waits_keeps_a_failed_engine_awake",
         why="An engine whose weights are doubted steps for ever, though nothing is saved.",
         file=_SAVES,

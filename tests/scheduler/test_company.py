@@ -217,6 +217,24 @@ class TestWaiting:
         assert most == most_waiting(90, pool)
 
 
+class TestTurns:
+    def test_blocks_that_wait_as_a_session_goes_on_are_saved_and_not_counted_as_dropped(
+        self, make: Make
+    ) -> None:
+        """The engine has taken nothing back: the next life has the blocks, and they are its
+        own. Nor was the request preempted, as its story would tell."""
+        adapter = make()
+        adapter.plan_step(facts(start("a", 1, 2)))
+        hashes = hashes_of("a", 3)
+        turn = scheduled("a", hashes, [[1, 2, 3]], 9, 3, is_new=True, prompt=12)
+        adapter.plan_step(facts(turn))
+        plan = adapter.plan_step(StepFacts(is_idle=True))
+        assert {0: [1, 2, 3]} == saved_blocks(plan)
+        assert 0 == adapter.totals.dropped_blocks
+        record = adapter.records.of("a")
+        assert (0, 0) == (record.preemptions, record.dropped_blocks)
+
+
 class TestEnds:
     def test_request_that_ends_takes_what_waited_along(self, make: Make) -> None:
         """Its blocks are kept until the plan that saves them, in one piece, which comes

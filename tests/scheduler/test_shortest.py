@@ -50,6 +50,24 @@ class TestShortest:
         last = decode(adapter, "r", range(15, 16), prompt=8)
         assert [1, 2, 3, 4] == all_saved(last)
 
+    def test_request_that_ends_just_above_the_limit_is_saved(
+        self, index: SetIndex
+    ) -> None:
+        """R-56: also where looks wait for others. Without one that goes through its blocks
+        the end would leave nothing, and count nothing as dropped."""
+        size = ONE_FULL.max_block_bytes
+        adapter = make_adapter(ONE_FULL, index, shortest=16, company=4 * size)
+        plans = [adapter.plan_step(facts(start("r", 8, prompt=8)))]
+        for computed in range(8, 17):
+            is_told = computed + 1 >= adapter.due["r"] + adapter.due.patience
+            told = [go_on("r", computed, prompt=8)] if is_told else []
+            plans.append(
+                adapter.plan_step(StepFacts(scheduled=tuple(told), is_idle=False))
+            )
+        assert Disposition.DEFER is adapter.request_finished("r", end(18, prompt=8))
+        plans.append(adapter.plan_step(StepFacts()))
+        assert [1, 2, 3, 4] == all_saved(plans)
+
     def test_long_prompt_is_saved_piece_by_piece(self, index: SetIndex) -> None:
         """R-56: what counts of a prompt is its length, not how far it is computed."""
         adapter = make(index, 16)

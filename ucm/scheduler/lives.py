@@ -334,13 +334,9 @@ class Lives:
         return life
 
     def preempt(self, request_id: str) -> Life | None:
-        """
-        End a life whose blocks were taken away, and return it.
-
-        A life that has not run yet is the next one already: an engine that resets its
-        cache preempts and resumes in one step.
-        """
+        """End a life whose blocks were taken away, and return it."""
         life = self._lives.get(request_id)
+        # One that has not run is the next already: a reset preempts and resumes in one step.
         if life is None or not life.was_scheduled:
             return None
         life.record.preemptions += 1
@@ -352,6 +348,8 @@ class Lives:
         """Return the life in which a request runs, with the loads that it waits for."""
         life = self._lives.get(request.request_id)
         if life is None or (request.is_new and life.was_scheduled):
+            if request.computed_tokens:  # a session keeps its blocks: none is lost
+                self.end(request.request_id)
             life = self.begin(request.request_id, request.wishes)
         if not life.was_scheduled:
             life.was_scheduled = True
@@ -364,7 +362,9 @@ class Lives:
     def looked_at(self, looks: Iterable[tuple[ScheduledRequest, Life]]) -> None:
         """Take note of when these are to be looked at again."""
         for request, life in looks:
-            self.due.put(request.request_id, life.due, request.end_tokens)
+            # One that ends before anybody went through its blocks leaves nothing to be saved.
+            late = self.due.patience if life.cursors is None else 0
+            self.due.put(request.request_id, life.due - late, request.end_tokens)
 
     def stop_saving(self) -> None:
         """Save nothing more of the present lives."""
