@@ -25,6 +25,7 @@ from benchmarks.harness import (
     speed,
 )
 from benchmarks.stores import MEMORY
+from ucm.agent.__main__ import collect_rarely
 from ucm.agent.calls import ThreadCalls
 from ucm.agent.core import AgentCore
 from ucm.agent.fetch import Want
@@ -255,6 +256,7 @@ def _side(
 def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
     """Measure spill and fetch beside the bare client, in turn; and what they compute."""
     few = scale._replace(repeats=1, samples=min(scale.samples, 3))
+    collect_rarely()  # as an agent's process does; so do all that are measured here
     with (
         tempfile.TemporaryDirectory(prefix="ucm-tiers-", dir=MEMORY) as home,
         start_blocking_portal() as portal,

@@ -2,6 +2,7 @@
 """The agent's process: when it is there, what it leaves, and when it ends."""
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -23,7 +24,7 @@ from structlog.testing import CapturingLogger
 from tests.kit.agents import agent_pid, end_agent, exit_code
 from tests.kit.file_tier import registration
 from tests.stores.slab_kit import open_slab
-from ucm.agent.__main__ import _read
+from ucm.agent.__main__ import _read, collect_rarely
 from ucm.agent.client import AgentClient
 from ucm.agent.launch import Launcher
 from ucm.agent.protocol import (
@@ -383,3 +384,15 @@ def is_served(place: Place, pid: int) -> bool:
         return pid == place.status()["pid"]
     except (OSError, msgspec.DecodeError):  # it is on its way
         return False
+
+
+def test_agent_looks_for_cycles_of_objects_rarely():
+    """What a block that moves leaves is no cycle: looks for some are less frequent than Python's own."""
+    before = gc.get_threshold()
+    try:
+        collect_rarely()
+        assert gc.get_threshold()[0] > 10 * before[0]
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
