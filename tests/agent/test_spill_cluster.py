@@ -11,6 +11,7 @@ from tests.backends.cluster_kit import cluster, open_cluster
 from tests.backends.servers import LIMIT_S
 from tests.stores.slab_kit import open_slab
 from ucm.agent.core import AgentCore
+from ucm.backends.redis import name_of
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.reasons import Reason
 from ucm.testing.store_blocks import make_keys, save
@@ -24,7 +25,10 @@ async def test_server_that_takes_nothing_has_others_take_what_is_theirs(tmp_path
     keys = make_keys(48)
     with open_slab(tmp_path / "slab", 64) as slab, cluster(tmp_path) as (_, ports, two):
         slots = [
-            two[0].execute_command("CLUSTER", "KEYSLOT", b"ucm:0/" + k) for k in keys
+            two[0].execute_command(
+                "CLUSTER", "KEYSLOT", name_of(b"ucm:", k, 0, is_cluster=True)
+            )
+            for k in keys
         ]
         two[1].config_set("min-replicas-to-write", 1)
         backend = await open_cluster(ports[0])

@@ -10,6 +10,7 @@ import pytest
 from tests.backends.cluster_kit import cluster, open_cluster
 from tests.backends.servers import LIMIT_S
 from ucm.backends.abc import Presence, Verdict
+from ucm.backends.redis import name_of
 from ucm.backends.wrap import BreakerBackend
 from ucm.testing.backend_contract import BLOCK, fetch, seal
 from ucm.testing.store_blocks import make_keys
@@ -30,7 +31,9 @@ class Opened:
         backend._servers._clock = lambda: self.now
         self.names = [f"127.0.0.1:{port}" for port in ports]
         slots = [
-            client.execute_command("CLUSTER", "KEYSLOT", b"ucm:0/" + key)
+            client.execute_command(
+                "CLUSTER", "KEYSLOT", name_of(b"ucm:", key, 0, is_cluster=True)
+            )
             for key in KEYS
         ]
         self.is_second = [slot > 8191 for slot in slots]
@@ -178,7 +181,7 @@ async def test_what_a_server_had_that_is_away_is_asked_of_whose_it_is(tmp_path):
     """R-51: whoever is given its slots is asked as soon as that is known; the rest is away on."""
     async with opened(tmp_path) as (place, servers, _, clients):
         await place.lose(servers[1])
-        name = b"ucm:0/" + place.second
+        name = name_of(b"ucm:", place.second, 0, is_cluster=True)
         slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
         mine = clients[0].execute_command("CLUSTER", "MYID")
         clients[0].execute_command("CLUSTER", "SETSLOT", slot, "NODE", mine)
@@ -238,7 +241,7 @@ async def test_server_that_names_one_who_is_away_is_not(tmp_path):
             key for key, second in zip(KEYS, place.is_second, strict=True) if not second
         ]
         for key in keys[:4]:  # redis-py learns of each by asking for it
-            name = b"ucm:0/" + key
+            name = name_of(b"ucm:", key, 0, is_cluster=True)
             slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
             clients[0].execute_command("CLUSTER", "DELSLOTS", slot)
             clients[0].execute_command("CLUSTER", "SETSLOT", slot, "NODE", there)

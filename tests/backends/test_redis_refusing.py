@@ -10,7 +10,7 @@ import redis
 from tests.backends.cluster_kit import cluster, open_cluster
 from tests.backends.servers import LIMIT_S, redis_server
 from ucm.backends.abc import Presence, Verdict
-from ucm.backends.redis import RedisBackend
+from ucm.backends.redis import RedisBackend, name_of
 from ucm.backends.wrap import BreakerBackend
 from ucm.testing.backend_contract import BLOCK, fetch, seal
 from ucm.testing.store_blocks import make_keys
@@ -73,7 +73,7 @@ class Opened:
         for number in numbers:
             for key in self.unused:
                 slot = self.clients[0].execute_command(
-                    "CLUSTER", "KEYSLOT", b"ucm:0/" + key
+                    "CLUSTER", "KEYSLOT", name_of(b"ucm:", key, 0, is_cluster=True)
                 )
                 if (slot > 8191) == number:
                     found.append(key)
@@ -205,14 +205,15 @@ async def test_server_that_takes_nothing_while_the_other_is_away_is_a_tier_that_
         assert ([1.0, 0.0], []) == (place.told, place.backend.refusing)
 
 
-async def test_parts_of_a_block_that_a_server_would_not_take_are_not_put(tmp_path):
-    """R-55: those of the others would be nobody's, and fill them with each try."""
+async def test_server_that_takes_nothing_costs_no_large_block_of_another(tmp_path):
+    """R-55: all parts of a block are its one server's, so that none is half taken, and nobody's."""
     async with opened(tmp_path) as (place, _):
         Refusals(tmp_path).noreplicas(place.clients[1], begins=True)
         await place.learn(1)
+        before = place.clients[0].dbsize()
         some = [seal(key, LARGE) for key in place.keys(*[0, 1] * 4)]
-        assert [NOTHING] * 8 == await place.breaker.put(some)
-        assert [] == place.clients[0].keys("ucm:[1-9]*")
+        assert [DONE, NOTHING] * 4 == await place.breaker.put(some)
+        assert 4 * 4 == place.clients[0].dbsize() - before
 
 
 async def test_server_that_is_full_is_full_each_time(tmp_path):

@@ -8,10 +8,9 @@ from redis.exceptions import ResponseError
 from ucm.backends._redis_link import Dialer
 from ucm.backends._redis_servers import Servers
 from ucm.backends._redis_settings import RedisSettings
-from ucm.backends.abc import Presence, Verdict
+from ucm.backends.abc import Presence
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import BreakerBackend
-from ucm.testing.backend_contract import fetch, seal
 from ucm.testing.store_blocks import make_keys
 
 pytestmark = pytest.mark.asyncio
@@ -36,15 +35,14 @@ class Node:
 
 
 class Client:
-    """What redis-py knows of two servers, each of which has every other block, and every other part."""
+    """What redis-py knows of two servers, each of which has every other block."""
 
     def __init__(self):
         self.nodes = [Node("first"), Node("second")]
 
     def get_node_from_key(self, name):
         """Return whose it is."""
-        head, _, key = name.partition(b"/")
-        return self.nodes[(KEYS.index(key) + int(head[-1:])) % 2]
+        return self.nodes[KEYS.index(name.partition(b"}")[2]) % 2]
 
     def get_nodes(self):
         """Return both."""
@@ -115,46 +113,3 @@ async def test_server_that_loads_its_data_is_away():
     now[0] += 1.01
     assert [Presence.PRESENT] * 16 == await breaker.exists(KEYS)
     assert [] == breaker.away
-
-
-async def test_parts_of_a_block_that_cannot_be_whole_are_not_moved():
-    """R-52, R-55: where a server that has some, or would, is away, those of the others would be nobody's, and
-    fill them with each try, or be read in vain."""
-    now, breaker, first, second = opened()
-    second.is_up, first.num_there = False, 0
-    told = await breaker.put([seal(KEYS[1], 3 << 20)])  # whose head is the second's
-    assert ([Verdict.UNAVAILABLE], []) == (told, first.asked)
-    for _ in range(3):
-        await breaker.exists(KEYS)
-    told = await breaker.put([seal(KEYS[0], 3 << 20), seal(KEYS[2])])
-    assert [Verdict.UNAVAILABLE, Verdict.DONE] == told
-    assert [b"ucm:0/" + KEYS[2]] == first.asked
-    ((one, _),) = await fetch(breaker, KEYS[:1], 3 << 20)
-    assert Verdict.UNAVAILABLE is one.verdict
-    assert 1 == len(first.asked)
-    second.is_up, second.num_there = True, 0
-    now[0] += 1.01
-    assert [Presence.ABSENT] * 16 == await breaker.exists(KEYS)
-    assert [Verdict.DONE] == await breaker.put([seal(KEYS[0], 3 << 20)])
-    assert (3, 2) == (len(first.asked), len(second.asked))
-
-
-async def test_parts_of_a_block_whose_head_would_be_refused_are_not_put():
-    """R-55: they would be nobody's, and fill those that take them with each try; once in a while one is
-    tried, and when its head is taken all of it is."""
-    now, breaker, first, second = opened()
-    first.num_there = second.num_there = 0
-    second.refuses = True
-    for key in KEYS[1:7:2]:
-        await breaker.put([seal(key)])
-    assert (["second"], 3) == (breaker.refusing, len(second.asked))
-    client = breaker.inner._servers._client
-    client.get_node_from_key = lambda name: client.nodes[name.startswith(b"ucm:0/")]
-    large = [seal(KEYS[0], 3 << 20)]
-    for _ in range(3):
-        assert [Verdict.UNAVAILABLE] == await breaker.put(large)
-    assert ([], 3) == (first.asked, len(second.asked))
-    second.refuses = False
-    now[0] += 1.01
-    assert [Verdict.DONE] == await breaker.put(large)
-    assert (3, 4, []) == (len(first.asked), len(second.asked), breaker.refusing)

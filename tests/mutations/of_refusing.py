@@ -17,8 +17,6 @@ _NONE = (
     f"{_TESTS}::test_tier_of_which_no_server_takes_anything_is_asked_to_take_nothing"
 )
 _MIXED = f"{_TESTS}::test_server_that_takes_nothing_while_the_other_is_away_is_a_tier_that_takes_nothing"
-_PARTS = f"{_TESTS}::test_parts_of_a_block_that_a_server_would_not_take_are_not_put"
-_HEAD = "tests/backends/test_redis_servers.py::test_parts_of_a_block_whose_head_would_be_refused_are_not_put"
 _FULL = f"{_TESTS}::test_server_that_is_full_is_full_each_time"
 _SAYS = "tests/backends/test_redis_answers.py::test_server_takes_nothing_that_says_so_to_a_write"
 _TOLD = "tests/agent/test_troubles.py::test_server_is_told_of_once_for_all_that_becomes_of_it"
@@ -101,22 +99,6 @@ REFUSING = (
         killers=(_MIXED,),
     ),
     Mutant(
-        name="parts_for_who_takes_nothing_are_put",
-        why="R-55: servers are filled with parts of blocks of which others are refused.",
-        file=_SERVERS,
-        find="        is_spared = is_write and server.writes.wait_s > 0",
-        replace="        is_spared = False",
-        killers=(_PARTS,),
-    ),
-    Mutant(
-        name="parts_whose_head_is_refused_are_put",
-        why="R-55: servers are filled with parts of blocks whose head is refused.",
-        file=_REDIS,
-        find='values = [Command((b"SET", self._name(key, 0))), *parts]',
-        replace="values = parts",
-        killers=(_HEAD,),
-    ),
-    Mutant(
         name="full_server_is_asked_no_more",
         why="R-55: a server that is full is said to be broken, and keeps what was to be forgotten.",
         file=_ANSWERS,
@@ -195,6 +177,16 @@ REFUSING = (
         find="                is_up = int(server not in are_bad)",
         replace="                is_up = 0",
         killers=(_GAUGE,),
+    ),
+    Mutant(
+        name="parts_of_a_block_lie_with_several_servers",
+        why="R-55: one of two that is away costs nearly all blocks of more than a megabyte.",
+        file="ucm/backends/redis.py",
+        find='if is_cluster else b""',
+        replace='if not key else b""',
+        killers=(
+            f"{_TESTS}::test_server_that_takes_nothing_costs_no_large_block_of_another",
+        ),
     ),
     Mutant(
         name="server_that_is_away_takes_blocks",

@@ -140,16 +140,6 @@ SERVERS = (
         killers=(_NAMES,),
     ),
     Mutant(
-        name="parts_without_a_head_that_can_come",
-        why="Servers are filled with parts of blocks whose head is the affair of one that is away.",
-        file=_REDIS,
-        find="_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT, Presence.AWAY: Verdict.AWAY}",
-        replace="_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT}",
-        killers=(
-            "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_moved",
-        ),
-    ),
-    Mutant(
         name="call_of_who_is_away_is_a_good_one",
         why="X-14: a circuit is closed by calls that asked nobody.",
         file=_WRAP,
@@ -199,26 +189,6 @@ SERVERS = (
         replace="",
         killers=(
             "tests/agent/test_spill_again.py::test_block_whose_server_is_away_has_no_turn_of_all_others",
-        ),
-    ),
-    Mutant(
-        name="parts_of_what_cannot_be_whole_are_put",
-        why="Servers are filled with parts of blocks of which others are the affair of one that is away.",
-        file=_REDIS,
-        find="            if any(self._servers.is_away(each, is_write=True) for each in values):",
-        replace="            if False:",
-        killers=(
-            "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_moved",
-        ),
-    ),
-    Mutant(
-        name="parts_of_what_cannot_be_whole_are_read",
-        why="R-52: what others have waits for megabytes of blocks that no read of them makes whole.",
-        file=_REDIS,
-        find="            is_read = len(values) == 1 or not any(map(self._servers.is_away, values))\n",
-        replace="            is_read = True\n",
-        killers=(
-            "tests/backends/test_redis_servers.py::test_parts_of_a_block_that_cannot_be_whole_are_not_moved",
         ),
     ),
     Mutant(

@@ -140,16 +140,6 @@ class Servers:
         """Return what asks each server by itself, of redis-py's."""
         return self._client.get_primaries() if self.is_cluster else [self._client]
 
-    def is_away(self, command: Command, *, is_write: bool = False) -> bool:
-        """Return whether it is the affair of a server that would not be asked while others are."""
-        server = self._server_of(command)
-        if server is None:
-            return False
-        if server.is_away and not server.is_found and not self._are_all(_is_away):
-            return True
-        is_spared = is_write and server.writes.wait_s > 0
-        return is_spared and not self._are_all(_takes_nothing)
-
     async def attend(self) -> None:
         """Look for servers that are away, with nobody waiting; until it is cancelled."""
         try:

@@ -15,6 +15,7 @@ anew, as a connection was lost, may be told to be there although it is ours.
 Threading: all on one loop, the agent's.
 """
 
+import functools
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self
@@ -24,6 +25,7 @@ from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, AuthorizationError
+from xxhash import xxh3_64_intdigest
 
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
@@ -47,7 +49,7 @@ from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
 from ucm.settings import read_section
 
-__all__ = ["RedisBackend"]
+__all__ = ["RedisBackend", "name_of"]
 
 _PART_BYTES = 1 << 20
 _CALL_BYTES = 4 << 20
@@ -57,8 +59,6 @@ _LONGER_S = 60
 """Parts live so much longer than their head."""
 _OPENING_S = 5.0
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
-_NO_HEAD = {Presence.PRESENT: Verdict.PRESENT, Presence.AWAY: Verdict.AWAY}
-"""What becomes of a block of which no part is written, by what its head is."""
 
 
 class RedisBackend(Backend):
@@ -75,7 +75,8 @@ class RedisBackend(Backend):
         self._servers = Servers(client, dialer, seconds, is_cluster=settings.cluster)
         # Looks apart, as they wait for no blocks.
         self._many, self._looks = Many(settings.connections), Many(settings.connections)
-        self._prefix = settings.prefix.encode()
+        prefix, is_cluster = settings.prefix.encode(), settings.cluster
+        self._name = functools.partial(name_of, prefix, is_cluster=is_cluster)
         self._ttl = settings.ttl
         self._is_open = True
 
@@ -287,15 +288,11 @@ class RedisBackend(Backend):
                 Command((b"GET", self._name(key, part)), into)
                 for part, into in enumerate(wanted)
             ]
-            is_read = len(values) == 1 or not any(map(self._servers.is_away, values))
-            commands += values if is_read else []  # the others' would be of no use
-            sizes = [sum(map(len, into)) for into in wanted] if is_read else []
-            reads.append((head, sizes))
+            commands += values
+            reads.append((head, [sum(map(len, into)) for into in wanted]))
         answers = iter(await self._servers.ask(commands))
         return [
             _judge(list(itertools.islice(answers, len(sizes))), sizes, head, key)
-            if sizes
-            else Fetched(Verdict.AWAY)
             for (key, _), (head, sizes) in zip(pairs, reads, strict=True)
         ]
 
@@ -328,18 +325,14 @@ class RedisBackend(Backend):
         commands: list[Command] = []
         whose: list[int] = []
         for at, presence in zip(large, there, strict=True):
-            if end := _NO_HEAD.get(presence):
-                told[at] = end
+            if presence is Presence.PRESENT:
+                told[at] = Verdict.PRESENT
                 continue
             key, data = blocks[at].key, blocks[at].data
             parts = [
                 self._set(key, part, (data[start:stop],))
                 for part, (start, stop) in enumerate(_cuts(len(data)), 1)
             ]
-            values = [Command((b"SET", self._name(key, 0))), *parts]
-            if any(self._servers.is_away(each, is_write=True) for each in values):
-                told[at] = Verdict.AWAY  # what the others take would be nobody's
-                continue
             commands += parts
             whose += [at] * len(parts)
         answers = await self._servers.ask(commands, are_writes=True)
@@ -358,8 +351,15 @@ class RedisBackend(Backend):
         lives = (b"EX", b"%d" % ttl) if self._ttl else ()
         return Command((b"SET", self._name(key, part), value, *lives, *options))
 
-    def _name(self, key: PackedKey, part: int) -> bytes:
-        return b"%b%d/%b" % (self._prefix, part, key)
+
+def name_of(prefix: bytes, key: PackedKey, part: int, *, is_cluster: bool) -> bytes:
+    """
+    Return the name of a value; a cluster has all of a block on one server, by what is in braces.
+
+    https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ says so.
+    """
+    tag = b"{%016x}" % xxh3_64_intdigest(key) if is_cluster else b""
+    return b"%b%d/%b%b" % (prefix, part, tag, key)
 
 
 def _is_whole(nbytes: int) -> bool:
