@@ -246,11 +246,10 @@ class Links:
             self._drop(link)
         link = Link(self._connect())
         self._links.add(link)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._drop, link)
             await link.connect()
-        except BaseException:
-            self._drop(link)
-            raise
+            undo.pop_all()
         if self._is_closed:
             self._end(self._links)
         return link
