@@ -290,3 +290,51 @@ def test_question_that_ends_with_all_else_tells_nothing() -> None:
         return looks.is_unknown(KEYS[-1]), looks.place_of(KEYS[0])
 
     assert (True, None) == run_virtual(run)
+
+
+def test_hit_that_was_told_of_while_shorter_ones_were_looked_for_is_brought(
+    tmp_path,
+) -> None:
+    """R-53: a late tier answers for the longest hit while the next one is asked for shorter ones."""
+    hits = Hits([1, 2, 3], [1, 2, 3], 3)
+    first, second = Far(0.6, 0.0), Far(0.0, 0.11)
+
+    async def run(slab):
+        await lay(first, KEYS[2:3])
+        async with open_core(slab, first, second, rules=NOTHING) as core:
+            want = want_of(KEYS[:3], 1.0, hits=hits)
+            await core.fetch(want)
+            return want
+
+    with open_slab(tmp_path / "slab", 120) as slab:
+        want = run_virtual(lambda: run(slab))
+    assert (3, 1, Reason.NONE) == (want.reach, want.found, want.reason)
+
+
+def test_first_answer_of_many_is_used_where_nothing_else_is_there(tmp_path) -> None:
+    """R-53: of a tier whose first call takes more than half of the time; all of its calls were waited for,
+    and nothing was found."""
+    want, seconds = asked(tmp_path, Far(0.6), Unruly(), (KEYS, []))
+    assert (4, Reason.UNAVAILABLE) == (want.found, want.reason)
+    assert 0.6 == pytest.approx(seconds, abs=0.01)
+
+
+def test_block_that_no_tier_has_is_not_waited_for(tmp_path) -> None:
+    """R-53: nor what is behind it, of a tier whose other calls take their time; they cost the whole time."""
+    want, seconds = asked(tmp_path, Far(0.0, 3.0), Unruly(), ([], []))
+    assert (0, Reason.ABSENT) == (want.found, want.reason)
+    assert 0.125 == pytest.approx(seconds, abs=0.01)
+
+
+def test_tier_is_asked_nothing_more_for_a_prompt_whose_time_is_over(tmp_path) -> None:
+    """R-51: calls that nobody waited for made a slow tier slower for all who came behind."""
+    far = Far(0.3)
+
+    async def run(slab):
+        async with open_core(slab, far, Unruly(), rules=NOTHING) as core:
+            await core.fetch(want_of(make_keys(60), 1.0))
+            await anyio.sleep(10.0)
+
+    with open_slab(tmp_path / "slab", 800) as slab:
+        run_virtual(lambda: run(slab))
+    assert 4 == len(far.looks)

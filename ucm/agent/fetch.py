@@ -244,8 +244,8 @@ class Fetcher:
         most = self._budget.left if want.num_taken else self._budget.total
         while True:
             search = hits.choose(there, most, lost)
-            hit, lacked = await _answered(search, keys, looks)
-            if hit or lacked is None or not await looks.more():
+            hit, lacked, is_old = await _answered(search, keys, looks)
+            if hit or lacked is None or not (is_old or await looks.more()):
                 break
         if hit == hits.top:
             reason = Reason.NONE
@@ -261,14 +261,20 @@ class Fetcher:
 
 async def _answered(
     search: Search, keys: Sequence[PackedKey], looks: Looks
-) -> tuple[int, int | None]:
-    """Return what is found where tiers tell of blocks, as far as they do in time."""
+) -> tuple[int, int | None, bool]:
+    """Return what is found as far as tiers tell in time, and if nothing, whether one has told more since."""
+    gone: list[PackedKey] = []
     try:
         question = next(search)
         while True:
             asked = [keys[at] for at in question.blocks]
             await looks.ask(asked, is_prefix=question.is_prefix)
-            question = search.send([looks.place_of(key) is not None for key in asked])
+            there = [looks.place_of(key) is not None for key in asked]
+            gone += [
+                key for key, is_there in zip(asked, there, strict=True) if not is_there
+            ]
+            question = search.send(there)
     except StopIteration as over:
-        found: tuple[int, int | None] = over.value
-        return found
+        hit, lacked = over.value
+        is_old = not hit and any(looks.place_of(key) is not None for key in gone)
+        return hit, lacked, is_old

@@ -63,6 +63,7 @@ class Looks:
         self._tiers = {number: _Tier(tiers[number]) for number in numbers}
         self._late_s = seconds / _LATE
         self._half = now + seconds / 2
+        self._deadline = deadline
         self._tasks = tasks
         self._told = anyio.Event()
 
@@ -81,11 +82,8 @@ class Looks:
 
     def is_unknown(self, key: PackedKey) -> bool:
         """Return whether some tier has not told of a block that was asked for, and may have it."""
-        return any(
-            one.told.get(key) is Presence.UNKNOWN
-            or (one.is_asked and key not in one.told)
-            for one in self._tiers.values()
-        )
+        told = (one.told.get(key) for one in self._tiers.values())
+        return Presence.UNKNOWN in told or self._is_awaited(key)
 
     async def find(self, keys: Sequence[PackedKey], *, is_whole: bool) -> list[int]:
         """
@@ -103,8 +101,9 @@ class Looks:
                 if (place := self.place_of(key)) is None:
                     break
                 places.append(place)
-            if len(places) >= num_needed or not await self.more():
+            if len(places) >= num_needed or not self._is_awaited(keys[len(places)]):
                 return places
+            await self.more()
 
     async def ask(self, keys: Sequence[PackedKey], *, is_prefix: bool) -> None:
         """
@@ -123,6 +122,10 @@ class Looks:
             return False
         await self._told.wait()
         return True
+
+    def _is_awaited(self, key: PackedKey) -> bool:
+        tiers = self._tiers.values()
+        return any(one.is_asked and key not in one.told for one in tiers)
 
     def _next(self, keys: Sequence[PackedKey], *, is_prefix: bool) -> float:
         """Ask whose turn it is by now; return until when answers are waited for."""
@@ -158,19 +161,27 @@ class Looks:
         try:
             for at in range(0, len(keys), size):  # in calls that are over in time
                 one.called = anyio.current_time()
+                if one.called >= self._deadline:  # of no use to anybody
+                    break
                 some = keys[at : at + size]
                 look = look_along(tier, some) if is_along else tier.exists(some)
                 answers = await look
                 if is_along and Presence.ABSENT in answers:  # behind it is a guess
                     answers = answers[: answers.index(Presence.ABSENT) + 1]
                 one.told.update(zip(some, answers, strict=False))
-            left = keys[:0]
+                if at == 0 and anyio.current_time() >= self._half:
+                    self._tell()  # the first is of use without those behind it
+            else:
+                left = keys[:0]
         finally:  # also where all ends meanwhile
             for key in left:
                 one.told.setdefault(key, Presence.UNKNOWN)
             one.is_asked = False
-            told, self._told = self._told, anyio.Event()
-            told.set()
+            self._tell()
+
+    def _tell(self) -> None:
+        told, self._told = self._told, anyio.Event()
+        told.set()
 
     async def _wait(self, until: float) -> None:
         with anyio.move_on_at(until):
