@@ -338,3 +338,12 @@ def test_tier_is_asked_nothing_more_for_a_prompt_whose_time_is_over(tmp_path) ->
     with open_slab(tmp_path / "slab", 800) as slab:
         run_virtual(lambda: run(slab))
     assert 4 == len(far.looks)
+
+
+def test_late_tier_is_asked_for_what_the_next_one_fails_to_bring(tmp_path) -> None:
+    """R-51, R-53: a tier that had not told when another was tried was never asked, and the block was said to
+    be nowhere."""
+    first, second = Far(0.6, 0.0), Unruly()
+    second.does.flips = True
+    want, _ = asked(tmp_path, first, second, (KEYS[:4], KEYS))
+    assert ([1] * 4, Reason.CORRUPT) == (want.media, want.reason)

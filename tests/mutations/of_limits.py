@@ -39,7 +39,7 @@ LIMITS = (
         name="failed_tier_asked_for_ever",
         why="R-53: two damaged copies are fetched until the request's time is up.",
         file=_FLIGHTS,
-        find="            flight.tiers = flight.tiers[flight.tiers.index(number) + 1 :]\n",
+        find="            flight.tiers = tuple(each for each in flight.tiers if each != number)\n",
         replace="            pass\n",
         killers=(
             f"{_TERMS}::TestNextTier::test_what_no_tier_brings_says_why_the_first_did_not",

@@ -223,4 +223,14 @@ LOOKS = (
             f"{_LOCATES}::test_tier_is_asked_nothing_more_for_a_prompt_whose_time_is_over",
         ),
     ),
+    Mutant(
+        name="late_tier_not_asked_for_what_another_failed",
+        why="A block that a late tier has is nowhere where the next tier was quicker and did not bring it.",
+        file=_FLIGHTS,
+        find="for each in flight.tiers if each != number",
+        replace="for each in flight.tiers if each > number",
+        killers=(
+            f"{_LOCATES}::test_late_tier_is_asked_for_what_the_next_one_fails_to_bring",
+        ),
+    ),
 )

@@ -9,7 +9,7 @@ slots. The budget is apart from what saves take, and shared by tenants; a want h
 before the next one has any. Then its calls stand in line with those of others (``ucm.agent.line``).
 
 A block is seen only after its checksum, which travelled with it, was compared with the bytes
-that came. What one tier does not deliver the next one is asked for. What another writes to the slab
+that came. What one tier does not deliver the others are asked for. What another writes to the slab
 is waited for, and fetched only if that comes to nothing. A flight that nobody wants any more lands
 nowhere, and flights that wait for their slots, or in line, end with their last want. Each has one end::
 
@@ -234,7 +234,7 @@ class Flights:
         """Get what one tier has, and take note of how long it took."""
         tier, began = self._tiers[number], anyio.current_time()
         for flight in found:
-            flight.tiers = flight.tiers[flight.tiers.index(number) + 1 :]
+            flight.tiers = tuple(each for each in flight.tiers if each != number)
         cut = batches(found, tier.capabilities)
         await together([partial(self._get, number, batch, want) for batch in cut])
         landed = [
