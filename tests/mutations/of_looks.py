@@ -8,8 +8,8 @@ __all__ = ["LOOKS"]
 _FLIGHTS = "ucm/agent/flights.py"
 _LOCATES = "tests/agent/test_locating.py"
 _LOCATING = "ucm/agent/locating.py"
-_JOINED = "tests/agent/test_fetch_joined.py::TestJoined"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
+_TERMS = "tests/agent/test_terms.py::TestNextTier"
 
 LOOKS = (
     Mutant(
@@ -165,9 +165,7 @@ LOOKS = (
         file=_LOCATING,
         find="                one.told[key] = Presence.ABSENT\n",
         replace="                pass\n",
-        killers=(
-            f"{_JOINED}::test_block_that_a_tier_failed_is_not_tried_on_for_nobody",
-        ),
+        killers=(f"{_TERMS}::test_what_no_tier_brings_says_why_the_first_did_not",),
     ),
     Mutant(
         name="question_ends_with_who_waits",
