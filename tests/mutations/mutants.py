@@ -20,6 +20,7 @@ from tests.mutations.of_digests import DIGESTS
 from tests.mutations.of_doctor import DOCTOR
 from tests.mutations.of_doors import DOORS
 from tests.mutations.of_drivers import DRIVERS
+from tests.mutations.of_ends import ENDS
 from tests.mutations.of_eng import ENG
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
@@ -146,6 +147,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *WARM,
     *WAYS,
     *BELOW,
+    *ENDS,
     *ENG,
     *PINNING,
     *PIPE,

@@ -132,6 +132,8 @@ def test_random_acts_leave_nothing_behind(
         kinds |= {"recycled"}
         kinds |= {"full_hit"} if groups is HYBRID and not company else set()
         kinds |= {"shared", "lost"} if decoded is not NEVER else set()
+    if loads_in_step:
+        kinds |= {"ended_in_step", "left"}
     if decoded is AT_END and groups is HYBRID:
         kinds |= {"left", "not_due"}
     assert kinds <= set(host.seen), host.seen

@@ -33,6 +33,11 @@ class Ticket:
         """Whose blocks, by request and generation."""
         return {owner.life for owner in self.order.owners}
 
+    @property
+    def is_held(self) -> bool:
+        """Whether a rank has not let go of blocks that it saves."""
+        return bool(self.to_release) and self.order.kind is TransferKind.SAVE
+
 
 @attrs.define
 class Rank:

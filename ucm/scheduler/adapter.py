@@ -21,8 +21,8 @@ What must hold:
   after, its block is another's.
 - A finished request is deferred only if its own life holds blocks, or leaves some that
   the next plans save; its deferral goes out with the last of them, never before. It has
-  no open load then, because a life saves nothing before its loads have ended well; so no
-  request is ever waited for in both directions, which would crash the engine.
+  no open load then, or, where requests do not park, one that the engine waits for with no
+  request; so none is ever waited for in both directions, which would crash the engine.
 - What need not be looked at costs nothing: ``due`` says from how many tokens on a request
   is to be in a step's facts. It may be in them before.
 - What the engine was promised is ordered, also when the worker's runtime has failed
@@ -111,7 +111,7 @@ class SchedulerAdapter:
             max_blocks=max_step_blocks,
             limits=limits,
         )
-        self._lives = self.lives = Lives(self._selector.lose)
+        self._lives = self.lives = Lives(self._selector.lose, parks=parks)
         self.due.patience = patience_of(layout, waits=limits.may_wait)
         self.records = self._lives.records
         self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
@@ -330,7 +330,7 @@ class SchedulerAdapter:
 
     def _ends_later(self, request_id: str, end: RequestEnd | None) -> bool:
         """Let a life end; return whether its blocks are still needed."""
-        if (life := self._lives.end(request_id)) is None:
+        if (life := self._lives.finish(request_id)) is None:
             return request_id in self._deferrals
         is_saved_later = self._selector.take_over(life, end, saves=self._saves_now)
         if not (is_saved_later or self._ledger.holds_of(life.key)):
@@ -388,7 +388,7 @@ class SchedulerAdapter:
         self._transfers.validate()
         for life in self._lives.loading():
             if self._ledger.holds_of(life.key):
-                raise LedgerError(f"request {life.request_id} loads and saves at once")
+                raise LedgerError(f"request {life.key[0]} loads and saves at once")
 
     @property
     def _saves_now(self) -> bool:

@@ -3,8 +3,9 @@
 Requests that have ended and whose last blocks no plan has saved yet.
 
 The engine keeps their blocks, so that each of them is *deferred* once its last save is
-ordered, or dropped: when it has waited for too long, or nothing is saved any more. Those
-that ended first come first.
+ordered, or dropped: when it has waited for too long, a load on which it stands has failed,
+or nothing is saved any more. Those that ended first come first, except that one whose loads
+are not over yet lets others pass.
 
 Pure: time is told.
 """
@@ -16,28 +17,26 @@ import attrs
 
 from ucm.blocks import GroupId
 from ucm.scheduler.budget import cut_deferrals
+from ucm.scheduler.lives import Life
 from ucm.scheduler.messages import Deferral
-from ucm.scheduler.records import Record
 from ucm.scheduler.shares import Run, Stay
 
 __all__ = ["Deferrals", "Ending", "Endings"]
 
 
-@attrs.define
+@attrs.define(eq=False)
 class Ending:
     """
     A request that has ended.
 
     Args:
-        stay: The life that it was.
-        record: Of the request.
+        life: The one that it was; with loads, as long as these are not over.
         left: Groups and runs, in the order in which they are to be saved; who takes
             some takes them out.
         until: When it has waited for too long; None before the first plan.
     """
 
-    stay: Stay
-    record: Record
+    life: Life
     left: list[tuple[GroupId, Run]]
     until: float | None = None
 
@@ -78,17 +77,19 @@ class Endings:
         for ending in self._waiting:
             if ending.until is None:
                 ending.until = now + self._seconds
-        while self._waiting:
-            ending = self._waiting[0]
-            take(ending.stay, ending.left)
+        for ending in [each for each in self._waiting if not each.life.loads]:
+            take(ending.life.stay, ending.left)
             if ending.left:
                 return
-            yield self._waiting.popleft()
+            self._waiting.remove(ending)
+            yield ending
 
     def drop_late(self, now: float) -> Iterator[Ending]:
-        """Give up those that have waited for too long, and yield them."""
-        while self._waiting and now >= (self._waiting[0].until or now + 1):
-            yield self._waiting.popleft()
+        """Give up those that have waited for too long, or that a load failed, and yield them."""
+        for ending in list(self._waiting):
+            if not ending.life.may_save or now >= (ending.until or now + 1):
+                self._waiting.remove(ending)
+                yield ending
 
     def drop_all(self) -> Iterator[Ending]:
         """Give all up, and yield them."""

@@ -13,8 +13,8 @@ another. States and arrows of a life::
     running --scheduled as new--> (ended), next life
     waiting, running --request finished--> (ended)
 
-While a load that fills blocks of the life is open, nothing of it is saved: when the
-load fails, all that was computed on top of it is garbage, on every rank.
+While a load that fills blocks of the life is open, nothing of it is saved: when the load
+fails, all that was computed on top of it is garbage, on every rank, and so once it is over.
 
 A life is looked at when a block of it is to be saved, and says then from how many tokens
 on it is to be looked at again. In between it costs nothing. Blocks behind the prompt need
@@ -100,11 +100,6 @@ class Life:
     is_over: bool = False
 
     @property
-    def request_id(self) -> str:
-        """Whose."""
-        return self.stay.request_id
-
-    @property
     def key(self) -> tuple[str, int]:
         """Request id and generation, by which holds are found."""
         return self.stay.life
@@ -131,6 +126,7 @@ class Life:
                 Otherwise this life loads nothing any more.
         """
         self.may_load &= names_block
+        self.may_save &= not self.is_over  # nobody computes it anew
         self.loading = 0, 0
         self.external = ()
         self.starts_at_computed = True
@@ -162,8 +158,7 @@ class Life:
             decoded: Says what waits.
             stored: Tells of blocks of a group whether they are stored.
         """
-        first_look = self.cursors is None
-        if self.cursors is None:
+        if first_look := self.cursors is None:
             prompt = request.prompt_tokens
             self.cursors = [decoded.first(group, prompt) for group in layout.groups]
             self.pending = tuple([] for _ in layout.groups)
@@ -205,13 +200,11 @@ class Life:
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
             runs = self._own(at, table, cursor, complete)
-            if self.queued or self.pending[at]:
-                mine = [run.at for of, run in self.queued if of == group.group_id]
-                mine += self.pending[at]
-                left = [run[: max(0, complete - run.start)] for run in mine]
-                old = [part for run in left for part in there(table, run)]
-                runs = joined((*old, *runs))
-            for run in runs:
+            mine = [run.at for of, run in self.queued if of == group.group_id]
+            mine += self.pending[at]
+            left = [run[: max(0, complete - run.start)] for run in mine]
+            old = [part for run in left for part in there(table, run)]
+            for run in joined((*old, *runs)):
                 yield group.group_id, run_of(layout, group, run, table, end.hashes)
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
@@ -245,9 +238,7 @@ class Life:
 
     def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
         """Return blocks of the *at*-th group that there are and that were not loaded."""
-        if not (self.external and self.external[at]):
-            return there(table, range(start, stop))
-        loaded = self.external[at]
+        loaded = (self.external and self.external[at]) or range(0)
         before = range(start, min(stop, loaded.start))
         behind = range(max(start, loaded.stop), stop)
         return there(table, before) + there(table, behind)
@@ -283,14 +274,16 @@ class Lives:
     Used on the scheduler's thread only.
 
     Args:
-        on_replaced: Told of each life that the next one replaces, and its known tokens.
+        on_lost: Told of each life that the next one replaces, and its known tokens.
+        parks: Whether requests wait until they are loaded.
     """
 
-    def __init__(self, on_replaced: Callable[[Life, int], None]) -> None:
-        self._on_replaced = on_replaced
+    def __init__(self, on_lost: Callable[[Life, int], None], *, parks: bool) -> None:
+        self._on_lost, self._parks = on_lost, parks
         self.records = Records()
         """What becomes of the requests."""
         self._lives: dict[str, Life] = {}
+        self._finished: list[Life] = []  # their loads are not over
         self._generations = itertools.count(1)
         self.due = Due()
         self.loaded = LoadTotals()
@@ -298,7 +291,7 @@ class Lives:
         """The time, in seconds on the machine's monotonic clock."""
 
     def __len__(self) -> int:
-        return len(self._lives)
+        return len(self._lives) + len(self._finished)
 
     def get(self, request_id: str) -> Life | None:
         """Return the present life of a request."""
@@ -314,16 +307,15 @@ class Lives:
         """Start the next life of a request, just now; a present one ends, preempted."""
         if (former := self.end(request_id)) is not None:
             former.record.preemptions += former.was_scheduled
-            self._on_replaced(former, known_tokens)
+            self._on_lost(former, known_tokens)
         moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
         stay = Stay(request_id, next(self._generations), moment, wishes.tenant)
-        life = Life(
+        life = self._lives[request_id] = Life(
             stay=stay,
             record=self.records.begun(stay.life),
             may_save=len(request_id) <= MAX_ID_CHARS,
             most_saved=wishes.most_saved,
         )
-        self._lives[request_id] = life
         return life
 
     def end(self, request_id: str) -> Life | None:
@@ -331,6 +323,13 @@ class Lives:
         self.due.pop(request_id, None)
         if (life := self._lives.pop(request_id, None)) is not None:
             life.is_over = True
+        return life
+
+    def finish(self, request_id: str) -> Life | None:
+        """End and return a life; unless requests park, it goes on to hear of its loads."""
+        if (life := self.end(request_id)) is not None and life.loads:
+            life.may_save &= life.was_scheduled and not self._parks
+            self._finished += [life] if life.may_save else []
         return life
 
     def preempt(self, request_id: str) -> Life | None:
@@ -374,27 +373,27 @@ class Lives:
     def loads_ended(self, transfer_ids: Iterable[int]) -> None:
         """Let no life wait for these loads any more."""
         ended = set(transfer_ids)
-        if ended:
-            for life in self.loading():
-                life.loads -= ended
-                if not life.loads and life.loading[0]:
-                    tokens, blocks = life.loading
-                    life.loading = 0, 0
-                    life.record.load_over(self.now, tokens=tokens)
-                    self.loaded.tokens += tokens
-                    self.loaded.blocks += blocks
+        for life in self.loading() if ended else ():
+            life.loads -= ended
+            if not life.loads and life.loading[0]:
+                (tokens, blocks), life.loading = life.loading, (0, 0)
+                life.record.load_over(self.now, tokens=tokens)
+                self.loaded.tokens += tokens
+                self.loaded.blocks += blocks
+        self._finished = [life for life in self._finished if life.loads]
 
     def load_failed(self, failure: Failure) -> None:
         """Tell the life for which a load was ordered, and all that wait for it."""
         key = failure.request_id, failure.generation
-        for life in self._lives.values():
+        for life in (*self._lives.values(), *self._finished):
             if failure.transfer_id in life.loads or life.key == key:
                 if life.loading[0]:
                     self.loaded.failed[failure.reason] += 1
                     life.record.load_over(self.now, failure=failure.reason)
                 life.load_failed(names_block=bool(failure.bad_hash))
-                self.due.at_once(life.request_id)
+                if not life.is_over:
+                    self.due.at_once(life.stay.request_id)
 
     def loading(self) -> list[Life]:
         """Return the lives that wait for loads."""
-        return [life for life in self._lives.values() if life.loads]
+        return [each for each in self._lives.values() if each.loads] + self._finished

@@ -161,6 +161,18 @@ class RequestEnd:
         accepted = max(self.known_tokens - 1, self.prompt_tokens)
         return min(self.computed_tokens, accepted)
 
+    def as_look(self, request_id: str) -> ScheduledRequest:
+        """Return the facts of a look at it now that all of it is computed."""
+        return ScheduledRequest(
+            request_id=request_id,
+            computed_tokens=self.accepted_tokens,
+            scheduled_tokens=0,
+            prompt_tokens=self.prompt_tokens,
+            hashes=self.hashes,
+            tables=self.tables,
+            is_new=False,
+        )
+
 
 @attrs.frozen(kw_only=True)
 class StepFacts:

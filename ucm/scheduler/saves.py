@@ -32,7 +32,7 @@ from ucm.scheduler.requests import (
 )
 from ucm.scheduler.shares import Run, Stay, run_of
 from ucm.scheduler.transfers import OpenTransfers
-from ucm.scheduler.unsaved import NOT_TAKEN
+from ucm.scheduler.unsaved import LOAD_FAILED, NOT_TAKEN, Why
 
 __all__ = ["SaveSelector"]
 
@@ -160,13 +160,16 @@ class SaveSelector:
         if end is None or not (saves and life.may_save):
             self.lose(life, 0 if end is None else end.accepted_tokens)
             return False
+        if life.loads and not decoded.is_short(end.accepted_tokens, end.prompt_tokens):
+            look = end.as_look(life.stay.request_id)  # there was none while it loaded
+            life.advance(self._layout, look, decoded, self._stored)
         left = [
             (group_id, mine)
             for group_id, run in life.rest(self._layout, end, self._decoded)
             for mine in self._transfers.unclaimed(group_id, run)
         ]
         if left:
-            self._endings.add(Ending(life.stay, life.record, left))
+            self._endings.add(Ending(life, left))
             # The engine keeps all blocks of the request until the last of them is saved.
             for nbytes, table in zip(self._nbytes.values(), end.tables, strict=True):
                 self._company.ended(len(table) * nbytes)
@@ -222,7 +225,7 @@ class SaveSelector:
             self._drop(self._endings.drop_late(self._now))
             take = functools.partial(self._take_left, is_over=True)
             ended = self._endings.take(self._now, take)
-            self._deferrals.due([ending.stay[:2] for ending in ended])
+            self._deferrals.due([ending.life.key for ending in ended])
         for life in self._company.leave():
             self._take_left(life.stay, life.queued, is_over=False)
         if not (self._endings or self._company):
@@ -250,14 +253,18 @@ class SaveSelector:
 
     def _drop(self, endings: Iterable[Ending]) -> None:
         for ending in endings:
+            life = ending.life
             for group_id, run in ending.left:
-                self._not_taken(group_id, run.hashes)
-                ending.record.dropped_blocks += len(run.hashes)
-            self._deferrals.due([ending.stay.life])
+                why = NOT_TAKEN if life.may_save else LOAD_FAILED
+                self._not_taken(group_id, run.hashes, why)
+                life.record.dropped_blocks += len(run.hashes)
+            self._deferrals.due([life.key])
 
-    def _not_taken(self, group_id: GroupId, hashes: Sequence[bytes]) -> None:
+    def _not_taken(
+        self, group_id: GroupId, hashes: Sequence[bytes], why: Why = NOT_TAKEN
+    ) -> None:
         self.dropped_blocks += len(hashes)
-        self._transfers.unsaved.put(group_id, hashes, NOT_TAKEN, self._now)
+        self._transfers.unsaved.put(group_id, hashes, why, self._now)
 
     @property
     def _now(self) -> float:
@@ -354,24 +361,16 @@ class SaveSelector:
             some, rest = pending[0][:room], pending[0][room:]
             pending[:1] = [rest] if rest else []
             run = run_of(self._layout, group, some, table, hashes)
-            self._put(life, group.group_id, self._claim(group.group_id, run))
+            self._put(life, group.group_id, run)
 
-    def _put(self, life: Life, group_id: GroupId, runs: Iterable[Run]) -> None:
-        """Let the plan save blocks of a life."""
-        for run in runs:
-            self._draft.put(life.stay, group_id, run, self._transfers.limits[group_id])
-
-    def _claim(self, group_id: GroupId, run: Run) -> list[Run]:
-        """Take what nobody saves; a block whose place was taken is dropped."""
-        if NULL_BLOCK not in run.block_ids:
-            return self._transfers.claim(group_id, run)
-        gone = [block_id == NULL_BLOCK for block_id in run.block_ids]
-        self.dropped_blocks += sum(gone)
-        return [
-            mine
-            for some in run.without(gone)
-            for mine in self._transfers.claim(group_id, some)
-        ]
+    def _put(self, life: Life, group_id: GroupId, run: Run) -> None:
+        """Let the plan save what nobody saves; a block whose place was taken is dropped."""
+        self.dropped_blocks += (num_gone := run.block_ids.count(NULL_BLOCK))
+        gone = (block_id == NULL_BLOCK for block_id in run.block_ids)
+        limit = self._transfers.limits[group_id]
+        for some in run.without(gone) if num_gone else (run,):
+            for mine in self._transfers.claim(group_id, some):
+                self._draft.put(life.stay, group_id, mine, limit)
 
     def _take_offered(
         self, life: Life, request: ScheduledRequest, at: int, room: int
@@ -393,8 +392,8 @@ class SaveSelector:
             run for run, is_stored in zip(offered, stored, strict=True) if not is_stored
         ]
         self._not_taken(group_id, [run.hashes[0] for run in wanted[room:]])
-        mine = [each for run in wanted[:room] for each in self._claim(group_id, run)]
-        self._put(life, group_id, mine)
+        for run in wanted[:room]:
+            self._put(life, group_id, run)
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

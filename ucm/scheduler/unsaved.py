@@ -21,7 +21,7 @@ from ucm.reasons import MissReason, Reason
 from ucm.scheduler.decoded import Decoded
 from ucm.scheduler.requests import NO_LIMIT, RequestEnd
 
-__all__ = ["NOT_TAKEN", "Unsaved", "Why"]
+__all__ = ["LOAD_FAILED", "NOT_TAKEN", "Unsaved", "Why"]
 
 _ENTRIES: Final = 1 << 16
 _MOST_OF_ONE: Final = 1024
@@ -42,6 +42,8 @@ class Why(NamedTuple):
 
 NOT_TAKEN: Final = Why(MissReason.QUEUE, "not_taken")
 """No plan had room for it in time."""
+LOAD_FAILED: Final = Why(MissReason.FAILED, "load_failed")
+"""It was computed behind blocks that did not come, and its request had ended by then."""
 _WISH: Final = Why(MissReason.ADMISSION, "wish")
 _DECODED: Final = Why(MissReason.ADMISSION, "save_decoded")
 _SHORT: Final = Why(MissReason.ADMISSION, "shortest_saved_tokens")
@@ -63,7 +65,7 @@ def _why(reason: Reason) -> Why:
 
 
 _OF_ENDS: Final = {reason: _why(reason) for reason in Reason}
-_WHYS: Final = (NOT_TAKEN, _WISH, _DECODED, _SHORT, *_OF_ENDS.values())
+_WHYS: Final = (NOT_TAKEN, LOAD_FAILED, _WISH, _DECODED, _SHORT, *_OF_ENDS.values())
 _CODES: Final = {why: code for code, why in enumerate(_WHYS, start=1)}
 
 

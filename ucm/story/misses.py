@@ -194,6 +194,10 @@ DETAILS: Final[Mapping[str, Explained]] = {
         "No step had room to order its save in time.",
         "Raise queue.tickets or timeout.save.",
     ),
+    "load_failed": Explained(
+        "The request that computed it ended as its own load failed.",
+        "Nothing: who computes it next saves it.",
+    ),
     "the loads of others fill the step's plan": Explained(
         "The loads of other requests filled the step.",
         "Nothing: the next step has room again.",
