@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of requests that end in the step that loads."""
+"""Mutants of requests that end in the step that loads, and of turns of a session."""
 
 from tests.mutations.mutant import Mutant
 
@@ -12,6 +12,7 @@ _TESTS = "tests/scheduler/test_ends_loading.py"
 _SAVED = f"{_TESTS}::test_what_a_request_computes_that_ends_before_its_load_is_told_over_is_saved"
 _FAILED = f"{_TESTS}::test_nothing_is_saved_of_one_whose_load_fails_on_any_rank"
 _LEFT = f"{_TESTS}::test_one_that_leaves_nothing_to_save_is_not_waited_for"
+_TURNS = "tests/scheduler/test_write_back.py::TestTurns"
 _HOST = "tests/scheduler/test_host.py::test_random_acts_leave_nothing_behind"
 
 ENDS = (
@@ -96,5 +97,16 @@ ENDS = (
         find="why = NOT_TAKEN if life.may_save else LOAD_FAILED",
         replace="why = NOT_TAKEN",
         killers=(_FAILED,),
+    ),
+    Mutant(
+        name="answer_counts_as_prompt_in_the_next_turn",
+        why="A consumer never saves the answers of a session whose input streams.",
+        file=_LIVES,
+        find="prompt, began = request.prompt_tokens, self.record.prompt_tokens",
+        replace="prompt = began = request.prompt_tokens",
+        killers=(
+            f"{_TURNS}::test_answers_of_a_session_are_saved_although_they_are_prompt_of_its_next_turn",
+            f"{_TURNS}::test_answer_of_a_turn_is_saved_after_a_preemption_in_the_next",
+        ),
     ),
 )

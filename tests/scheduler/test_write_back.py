@@ -85,6 +85,42 @@ class TestDecoded:
         assert [3] == all_saved([adapter.plan_step(facts(start("r", 15, prompt=8)))])
 
 
+class TestTurns:
+    @pytest.mark.parametrize("company", [0, 1 << 20])
+    @pytest.mark.parametrize("decoded", WAYS)
+    def test_answers_of_a_session_are_saved_although_they_are_prompt_of_its_next_turn(
+        self, index: SetIndex, decoded: SaveDecoded, company: int
+    ) -> None:
+        """What the consumer decodes in one turn, and what streams in behind it, no producer
+        has: only the first turn's prompt is left out, and nothing counts as dropped."""
+        options = {"decoded": decoded, "prompts": False, "company": company}
+        adapter = make_adapter(FULL, index, **options)
+        plans = [adapter.plan_step(facts(start("r", 8, prompt=8)))]
+        plans += decode(adapter, "r", range(8, 17), prompt=8)
+        turn = scheduled("r", HASHES[:6], [TABLE[:7]], 17, 7, is_new=True, prompt=24)
+        plans.append(adapter.plan_step(facts(turn)))
+        plans += decode(adapter, "r", range(24, 28), prompt=24)
+        adapter.request_finished("r", end(29, prompt=24))
+        plans.append(adapter.plan_step(StepFacts()))
+        assert [3, 4, 5, 6, 7] == sorted(all_saved(plans))
+        assert 0 == adapter.totals.dropped_blocks
+
+    def test_answer_of_a_turn_is_saved_after_a_preemption_in_the_next(
+        self, index: SetIndex
+    ) -> None:
+        """What is computed anew then is no prompt of the first turn either."""
+        adapter = make(index, SaveDecoded.AT_END)
+        adapter.plan_step(facts(start("r", 8, prompt=8)))
+        decode(adapter, "r", range(8, 15), prompt=8)
+        turn = scheduled("r", HASHES[:5], [TABLE[:6]], 15, 5, is_new=True, prompt=20)
+        plan = adapter.plan_step(facts(turn))
+        assert [3, 4, 5] == all_saved([plan])
+        adapter.apply_report(saved(*plan.saves))
+        adapter.plan_step(StepFacts(preempted={"r": 20}, is_idle=False))
+        plan = adapter.plan_step(facts(start("r", 20, prompt=20)))
+        assert [3, 4, 5] == all_saved([plan])
+
+
 class TestKinds:
     @pytest.mark.parametrize(("prompt", "states"), [(8, [7]), (12, [])])
     def test_windows_and_states_within_the_prompt_are_left_alone(

@@ -83,7 +83,7 @@ class Decoded:
         return max(tokens, prompt_tokens) < self.shortest
 
     def first(self, group: GroupLayout, prompt_tokens: int) -> int:
-        """Return the first block that is ever saved."""
+        """Return the first block that is ever saved of a request that began with this prompt."""
         return 0 if self.prompts else prompt_tokens // group.block_tokens
 
     def cut(

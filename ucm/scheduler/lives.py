@@ -159,8 +159,8 @@ class Life:
             stored: Tells of blocks of a group whether they are stored.
         """
         if first_look := self.cursors is None:
-            prompt = request.prompt_tokens
-            self.cursors = [decoded.first(group, prompt) for group in layout.groups]
+            prompt, began = request.prompt_tokens, self.record.prompt_tokens
+            self.cursors = [decoded.first(group, began) for group in layout.groups]
             self.pending = tuple([] for _ in layout.groups)
             self.prompt_tokens = decoded.there(prompt, request.computed_tokens)
         self.due = NEVER_DUE
@@ -350,6 +350,7 @@ class Lives:
             if request.computed_tokens:  # a session keeps its blocks: none is lost
                 self.end(request.request_id)
             life = self.begin(request.request_id, request.wishes)
+        life.record.prompt_tokens = life.record.prompt_tokens or request.prompt_tokens
         if not life.was_scheduled:
             life.was_scheduled = True
             for at, group in enumerate(layout.groups if transfers.filling else ()):
