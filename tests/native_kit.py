@@ -19,14 +19,14 @@ def way(request, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(native, "LIBRARY", library)
 
 
-def build(directory: Path) -> native.Native:
-    """Compile it; the test is skipped where there is no compiler."""
+def build(directory: Path, *more: str) -> native.Native:
+    """Compile it, with *more* flags; the test is skipped where there is no compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
     source = Path(native.__file__).with_name("native.c")
     target = directory / "_native.so"
-    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC")
+    flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *more)
     subprocess.run([compiler, *flags, "-o", target, source], check=True, timeout=60)
     found = native.find_native(directory)
     assert found is not None

@@ -206,7 +206,8 @@ static int read_at(int file, uint8_t *memory, size_t nbytes, size_t place) {
 static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *target,
                      size_t nbytes, uint8_t *piece, size_t piece_bytes, struct gate *gate) {
     struct stat is;
-    if (fstat(file, &is)) return errno;
+    while (fstat(file, &is))
+        if (errno != EINTR) return errno;
     size_t whole = header_bytes + nbytes;
     if (!S_ISREG(is.st_mode) || is.st_size < 0 || (size_t)is.st_size != whole) return WRONG;
     for (size_t place = 0; place < whole;) {
@@ -224,6 +225,21 @@ static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *ta
     return 0;
 }
 
+// A signal that comes meanwhile, as it may on a mount over a network, changes nothing.
+static int open_file(const char *path) {
+    for (;;) {
+        int file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+        if (file >= 0 || errno != EINTR) return file;
+    }
+}
+
+static int find_file(const char *path) {
+    struct stat is;
+    while (lstat(path, &is))
+        if (errno != EINTR) return errno;
+    return 0;
+}
+
 // Read files of just so many bytes each behind a header; a piece is longer than that. Those
 // `marked` are given the present time. `errors` gets what became of each.
 void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t count,
@@ -235,7 +251,7 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
             errors[at] = LEFT;
             continue;
         }
-        int file = open(paths[at], O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+        int file = open_file(paths[at]);
         if (file < 0) {
             errors[at] = errno;
             continue;
@@ -249,8 +265,7 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
 
 // Look for files, and follow no links; `errors` gets 0 for each that is there.
 void ucm_find_files(const char *const *paths, size_t count, int *errors) {
-    struct stat is;
-    for (size_t at = 0; at < count; at++) errors[at] = lstat(paths[at], &is) ? errno : 0;
+    for (size_t at = 0; at < count; at++) errors[at] = find_file(paths[at]);
 }
 
 // A connection, what it has brought that nobody wanted so far, and the error that has ended it.

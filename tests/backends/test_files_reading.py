@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from concurrent import futures
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.files._reading import LEFT, WRONG, Asked, Came, find_reader
 
+_INTERRUPTED = Path(__file__).parents[1] / "kit" / "interrupted.h"
 LENGTHS = (1, 4096, (1 << 18) - HEADER_BYTES, 1 << 18, (1 << 20) + 77)
 """Of blocks: within a piece, just one, and of several pieces."""
 
@@ -90,6 +92,19 @@ class TestReading:
         (tmp_path / "link").symlink_to("nowhere")
         paths = [str(tmp_path / name) for name in ("file", "absent", "link", "file/x")]
         assert [0, errno.ENOENT, 0, errno.ENOTDIR] == reader.find(paths)
+
+    def test_signal_that_comes_meanwhile_changes_nothing(self, tmp_path):
+        """R-51: on a mount over a network each call may be interrupted; a block that is there is
+        found and read all the same, and one that is not is absent."""
+        library = build(tmp_path, "-include", str(_INTERRUPTED))
+        reader = find_reader(library)
+        content = make_file(tmp_path / "file", 5)
+        names = ("file", "absent")
+        came = reader.read([ask(tmp_path / name, 5) for name in names], Gate())
+        assert Came(0, content[:HEADER_BYTES]) == came[0]
+        assert errno.ENOENT == came[1].error
+        found = reader.find([str(tmp_path / name) for name in names])
+        assert [0, errno.ENOENT] == found
 
     def test_nothing_is_done_for_nobody(self, reader):
         """Of no files."""

@@ -10,6 +10,7 @@ _POLICY = (
     "::test_engine_s_policy_decides_whose_fetch_is_first"
 )
 _MOONCAKE = "ucm/backends/mooncake.py"
+_READING = "tests/backends/test_files_reading.py::TestReading"
 _GATE = "tests/backends/test_files_reading.py::TestGate"
 _TIMEOUTS = "tests/backends/test_mooncake.py::TestTimeouts"
 
@@ -61,6 +62,30 @@ BELOW = (
         find="_TRANSFERS = 2 * _LANES\n",
         replace="_TRANSFERS = 4 * _LANES\n",
         killers=(f"{_TIMEOUTS}::test_calls_at_a_time_wait_two_time_outs",),
+    ),
+    Mutant(
+        name="signal_hides_a_file_that_is_read",
+        why="On a mount over a network a signal makes a block of a tier unavailable.",
+        file="ucm/native.c",
+        find="        if (file >= 0 || errno != EINTR) return file;\n",
+        replace="        return file;\n",
+        killers=(f"{_READING}::test_signal_that_comes_meanwhile_changes_nothing",),
+    ),
+    Mutant(
+        name="signal_hides_the_length_of_a_file",
+        why="On a mount over a network a signal makes a block of a tier unavailable.",
+        file="ucm/native.c",
+        find="    while (fstat(file, &is))\n        if (errno != EINTR) return errno;\n",
+        replace="    if (fstat(file, &is)) return errno;\n",
+        killers=(f"{_READING}::test_signal_that_comes_meanwhile_changes_nothing",),
+    ),
+    Mutant(
+        name="signal_hides_a_file_that_is_looked_for",
+        why="On a mount over a network a signal makes a block of a tier unavailable.",
+        file="ucm/native.c",
+        find="    while (lstat(path, &is))\n        if (errno != EINTR) return errno;\n",
+        replace="    if (lstat(path, &is)) return errno;\n",
+        killers=(f"{_READING}::test_signal_that_comes_meanwhile_changes_nothing",),
     ),
     Mutant(
         name="late_bytes_written_by_native_code",
