@@ -14,8 +14,8 @@ from redis.exceptions import ResponseError
 
 from tests.backends.servers import LIMIT_S
 from ucm import native
+from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_link import (
-    Dialer,
     Link,
     Links,
     read_answers,

@@ -5,7 +5,7 @@ import attrs
 import pytest
 from redis.exceptions import ResponseError
 
-from ucm.backends._redis_link import Dialer
+from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_servers import Servers
 from ucm.backends._redis_settings import RedisSettings
 from ucm.backends.abc import Presence

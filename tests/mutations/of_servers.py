@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of a tier of several servers of which one is away."""
+"""Mutants of a tier of several servers of which one is away, and of whom they are reached by."""
 
 from tests.mutations.mutant import Mutant
 
@@ -17,6 +17,7 @@ _SMALL = f"{_AWAY}::test_server_that_answers_small_questions_alone_is_tried_by_o
 _NAMES = f"{_AWAY}::test_server_that_names_one_who_is_away_is_not"
 _LESS = f"{_AWAY}::test_server_that_stays_away_is_looked_for_ever_less_often"
 _ADVICE = "tests/backends/test_redis_advice.py"
+_DIALER = "tests/backends/test_redis_dialer.py"
 _CIRCUIT = "tests/backends/test_circuit.py"
 _NODE = (
     "tests/agent/test_node.py::TestMain::test_server_of_a_tier_that_is_away_is_named"
@@ -218,5 +219,21 @@ SERVERS = (
         killers=(
             "tests/doctor/test_tiers.py::test_what_the_other_side_should_be_set_to_is_told",
         ),
+    ),
+    Mutant(
+        name="address_in_capitals_is_none",
+        why="R-52: what redis-py's client takes ends an agent as it opens its tiers.",
+        file="ucm/backends/_redis_dialer.py",
+        find="dict(on_loop.parse_url(url))",
+        replace="dict(__import__('redis').connection.parse_url(url))",
+        killers=(f"{_DIALER}::test_address_in_capitals_opens_a_tier",),
+    ),
+    Mutant(
+        name="connection_of_another_kind",
+        why="R-52: an address for TLS is asked in the open.",
+        file="ucm/backends/_redis_dialer.py",
+        find="_BLOCKING.get(kind, Connection)",
+        replace="Connection",
+        killers=(f"{_DIALER}::test_connection_is_where_the_one_on_the_loop_is",),
     ),
 )

@@ -19,23 +19,20 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
 from typing import Any, Final
 
 import anyio
 import numpy as np
-from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
 from redis.exceptions import ResponseError
-from redis.retry import Retry
 
 from ucm import native
 from ucm.backends._crew import Job
 from ucm.backends._redis_answers import failures
 from ucm.backends._resp import Answer, Answers, Command, encoded
 
-__all__ = ["Dialer", "Link", "Links", "read_answers", "seconds_for"]
+__all__ = ["Link", "Links", "read_answers", "seconds_for"]
 
 _SCRATCH_BYTES: Final = 4096
 """Read at a time where what comes next is not known; no line is longer."""
@@ -267,34 +264,6 @@ class Links:
     def _end(self, links: Iterable[Link]) -> None:
         for link in list(links):
             link.abort()
-
-
-class Dialer:
-    """
-    Makes connections of redis-py's to whoever is behind an address.
-
-    Args:
-        url: As redis-py reads it.
-        timeout: Seconds for opening one.
-
-    Raises:
-        RedisError: Or another of redis-py's: it is no address.
-    """
-
-    def __init__(self, url: str, timeout: float) -> None:
-        pool = ConnectionPool.from_url(url, protocol=2, retry=Retry(NoBackoff(), 1))
-        self._make: Callable[..., Any] = pool.connection_class
-        limits = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), timeout)
-        self._given = pool.connection_kwargs | limits
-
-    def to_one(self) -> Any:  # noqa: ANN401 - of any kind
-        """Return one to the one server, not connected yet."""
-        return self._make(**self._given)
-
-    def to_node(self, given: Mapping[str, object]) -> Any:  # noqa: ANN401 - of any kind
-        """Return one to a server of a cluster, by what redis-py knows of it."""
-        ours = {name: value for name, value in self._given.items() if name in given}
-        return self._make(**ours | {name: given[name] for name in ("host", "port")})
 
 
 def _send(link: socket.socket, views: list[memoryview]) -> None:

@@ -35,7 +35,8 @@ from ucm.backends._redis_answers import (
     is_silence,
     refuses,
 )
-from ucm.backends._redis_link import Dialer, Links, seconds_for
+from ucm.backends._redis_dialer import Dialer
+from ucm.backends._redis_link import Links, seconds_for
 from ucm.backends._resp import Command
 
 __all__ = ["AWAY", "ROUNDS", "Servers"]

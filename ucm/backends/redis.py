@@ -30,7 +30,7 @@ from xxhash import xxh3_64_intdigest
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
 from ucm.backends._redis_answers import ERRORS, is_full
-from ucm.backends._redis_link import Dialer
+from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_servers import AWAY, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, refusal
 from ucm.backends._resp import Bulk, Command
