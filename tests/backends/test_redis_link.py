@@ -236,3 +236,46 @@ async def test_what_has_ended_is_not_asked():
         for ask in (task, link.connect(), link.ask([Command((b"GET", b"x"))], [])):
             with pytest.raises(ConnectionError, match="has ended"):
                 await ask
+
+
+class Hung:
+    """A connection to a name that nobody finds: to open it takes as long as it likes."""
+
+    def __init__(self, may_end):
+        self._may_end = may_end
+        self.is_begun = False
+
+    def connect(self):
+        """Try to."""
+        self.is_begun = True
+        self._may_end.wait(LIMIT_S)
+        raise OSError("no such name")
+
+
+@pytest.mark.asyncio
+async def test_connections_that_nobody_waits_for_are_few():
+    """R-52: a name that is looked up for longer than a call's time costs no thread with each call,
+    and who asks behind a few of them is told at once; when they have ended it is looked up anew."""
+    may_end, made = threading.Event(), []
+
+    def make():
+        made.append(Hung(may_end))
+        return made[-1]
+
+    links, get = Links(make, LIMIT_S), [Command((b"GET", b"x"))]
+    with anyio.fail_after(LIMIT_S / 2):
+        for at in range(100):
+            task = asyncio.create_task(links.ask(get, []))
+            while not (task.done() or (len(made) > at and made[at].is_begun)):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        assert 4 <= len(made) <= 32
+        with pytest.raises(TimeoutError):
+            await links.ask(get, [])
+        num_made = len(made)
+        may_end.set()
+        while len(made) == num_made:
+            with pytest.raises(OSError):  # noqa: PT011 - late, or not there
+                await links.ask(get, [])
+            await asyncio.sleep(0)

@@ -18,6 +18,7 @@ _NAMES = f"{_AWAY}::test_server_that_names_one_who_is_away_is_not"
 _LESS = f"{_AWAY}::test_server_that_stays_away_is_looked_for_ever_less_often"
 _ADVICE = "tests/backends/test_redis_advice.py"
 _DIALER = "tests/backends/test_redis_dialer.py"
+_READ = "tests/backends/test_redis_link.py"
 _CIRCUIT = "tests/backends/test_circuit.py"
 _NODE = (
     "tests/agent/test_node.py::TestMain::test_server_of_a_tier_that_is_away_is_named"
@@ -235,5 +236,21 @@ SERVERS = (
         find="_BLOCKING.get(kind, Connection)",
         replace="Connection",
         killers=(f"{_DIALER}::test_connection_is_where_the_one_on_the_loop_is",),
+    ),
+    Mutant(
+        name="thread_left_by_each_call",
+        why="R-52: a name that is looked up for minutes costs a thread with each call.",
+        file="ucm/backends/_redis_link.py",
+        find="            undo.callback(self._left.append, link)\n",
+        replace="",
+        killers=(f"{_READ}::test_connections_that_nobody_waits_for_are_few",),
+    ),
+    Mutant(
+        name="thread_that_has_ended_is_counted",
+        why="R-52: a server whose name nobody knew for a while is never asked again.",
+        file="ucm/backends/_redis_link.py",
+        find="[link for link in self._left if link.is_left]",
+        replace="list(self._left)",
+        killers=(f"{_READ}::test_connections_that_nobody_waits_for_are_few",),
     ),
 )

@@ -40,6 +40,8 @@ _MOST_CHUNKS: Final = 512
 """Handed to the kernel at a time; it takes no more than 1024."""
 _TIMED_BYTES: Final = 8 << 20
 """Moved within one timeout; a large block is one request, and has more of them."""
+_MOST_LEFT: Final = 16
+"""Threads that still open connections nobody waits for: a name may be looked up for minutes."""
 _PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
 
 
@@ -77,6 +79,14 @@ class Link:
         except OSError:
             pass
         return False  # an answer to nothing, or the end
+
+    @property
+    def is_left(self) -> bool:
+        """Whether its thread still opens it, and nobody waits for that."""
+        opening = self._opening
+        return (
+            not self._is_open and opening is not None and opening.batch.num_working > 0
+        )
 
     async def connect(self) -> None:
         """
@@ -206,6 +216,8 @@ class Links:
         self._timeout = timeout
         self._links: set[Link] = set()
         self._idle: list[Link] = []
+        self._left: list[Link] = []
+        """Whose threads may still open them."""
         self._is_closed = False
 
     async def ask(self, commands: Sequence[Command], told: list[Answer]) -> None:
@@ -241,10 +253,14 @@ class Links:
             if link.is_idle:
                 return link
             self._drop(link)
+        self._left = [link for link in self._left if link.is_left]
+        if len(self._left) >= _MOST_LEFT:
+            raise TimeoutError("others that were given up are still being opened")
         link = Link(self._connect())
         self._links.add(link)
         with contextlib.ExitStack() as undo:
             undo.callback(self._drop, link)
+            undo.callback(self._left.append, link)
             await link.connect()
             undo.pop_all()
         if self._is_closed:
