@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
 from tests.backends.servers import LIMIT_S
-from ucm import native
+from tests.native_kit import build
 from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_link import (
     Link,
@@ -112,16 +112,21 @@ def read_all(commands, said, sizes, library):
     return list(map(str, answers.told)), memory, problem is None
 
 
-@pytest.mark.skipif(native.LIBRARY is None, reason="ucm.native was not built")
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """Return native code as its source is, whatever was built."""
+    return build(tmp_path_factory.mktemp("native"))
+
+
 @given(
     exchanges(), st.lists(st.integers(1, 300), min_size=1, max_size=9), st.integers(0)
 )
-def test_one_call_reads_what_many_read(exchange, sizes, cut):
+def test_one_call_reads_what_many_read(compiled, exchange, sizes, cut):
     """Answers and memory are the same, whatever is among the values, and however much of it comes."""
     commands, said, _ = exchange
     said = said[: len(said) - cut % (len(said) + 1) * (cut % 3 == 0)]
     told = []
-    for library in (native.LIBRARY, None):
+    for library in (compiled, None):
         for command in commands:
             for memory in command.into:
                 memory[:] = bytes(len(memory))
@@ -131,6 +136,16 @@ def test_one_call_reads_what_many_read(exchange, sizes, cut):
     assert one[2] == many[2]
     if one[2]:
         assert one[1] == many[1]
+
+
+@pytest.mark.parametrize("behind", [b"", b"xx", b"\rx", b"\n\r", b"e\r\n"])
+def test_value_without_its_end_is_none(compiled, behind):
+    """R-51: what comes in the place of its end may be any bytes, and so may the value be."""
+    said = b"$4\r\nabcd" + behind + b"$4\r\nabcd\r\n"
+    for library in (compiled, None):
+        commands = [Command((b"GET",), (memoryview(bytearray(4)),)) for _ in range(2)]
+        told, _, is_well = read_all(commands, said, itertools.cycle([7]), library)
+        assert ([], False) == (told, is_well)
 
 
 @given(exchanges())
