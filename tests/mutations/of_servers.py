@@ -253,4 +253,14 @@ SERVERS = (
         replace="list(self._left)",
         killers=(f"{_READ}::test_connections_that_nobody_waits_for_are_few",),
     ),
+    Mutant(
+        name="all_are_asked_for_with_each_that_is_not_there",
+        why="R-52: a request for many blocks that are gone takes longer than it has.",
+        file="ucm/backends/_redis_link.py",
+        find="most = max(_FEW, 2 * (len(answers.told) - before))",
+        replace="pass",
+        killers=(
+            f"{_READ}::test_values_that_are_not_there_cost_no_more_the_more_are_asked_for",
+        ),
+    ),
 )

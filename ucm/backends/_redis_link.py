@@ -18,6 +18,7 @@ import functools
 import os
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
@@ -38,6 +39,8 @@ _SCRATCH_BYTES: Final = 4096
 """Read at a time where what comes next is not known; no line is longer."""
 _MOST_CHUNKS: Final = 512
 """Handed to the kernel at a time; it takes no more than 1024."""
+_FEW: Final = 8
+"""Values read by one call behind another answer; twice as many by the next, and so on."""
 _TIMED_BYTES: Final = 8 << 20
 """Moved within one timeout; a large block is one request, and has more of them."""
 _MOST_LEFT: Final = 16
@@ -309,11 +312,13 @@ def read_answers(
         OSError: The connection has ended.
         ValueError: What came is no answer.
     """
-    is_plain = _is_plain(link)
+    is_plain, most = _is_plain(link), sys.maxsize
     while not answers.is_over:
-        if is_plain and library is not None and (values := answers.values):
+        if is_plain and library is not None and (values := answers.values(most)):
             before = len(answers.told)
             _fill(library, link, answers, values)
+            # Where many are not there, few are asked for in vain with each that is not.
+            most = max(_FEW, 2 * (len(answers.told) - before))
             answers.come(0)  # what came in place of a value
             if len(answers.told) > before:
                 continue

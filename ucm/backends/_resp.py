@@ -126,12 +126,12 @@ class Answers:
         """Whether all of ``memory`` is filled next, and nothing else."""
         return bool(self._parts)
 
-    @property
-    def values(self) -> Sequence[Command]:
-        """The commands whose answers come next, and are values unless there is none."""
+    def values(self, most: int) -> Sequence[Command]:
+        """Return up to *most* commands whose answers come next, and are values unless there is none."""
         if self._bulk is not None or self.is_cut:
             return ()
-        left = self._commands[len(self.told) :]
+        start = len(self.told)
+        left = self._commands[start : start + most]
         return list(takewhile(lambda command: command.into and all(command.into), left))
 
     def held(self) -> tuple[memoryview, int]:
