@@ -325,3 +325,16 @@ async def test_connections_that_nobody_waits_for_are_few():
             with pytest.raises(OSError):  # noqa: PT011 - late, or not there
                 await links.ask(get, [])
             await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_connection_without_a_thread_is_none():
+    """R-52: a machine that starts no more threads ends no agent; redis-py is asked, which needs none."""
+    links, told = Links(Later, LIMIT_S), []
+    before = threading.stack_size(1 << 46)  # more than any machine has
+    try:
+        with pytest.raises(ConnectionError, match="no thread"):
+            await links.ask([Command((b"GET",))], told)
+    finally:
+        threading.stack_size(before)
+    assert not told

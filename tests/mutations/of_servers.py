@@ -263,4 +263,12 @@ SERVERS = (
             f"{_READ}::test_values_that_are_not_there_cost_no_more_the_more_are_asked_for",
         ),
     ),
+    Mutant(
+        name="no_thread_is_a_bug",
+        why="R-52: an agent ends, with all its tiers, where its machine starts no more threads.",
+        file="ucm/backends/_redis_link.py",
+        find="        except RuntimeError as exc:\n",
+        replace="        except KeyError as exc:\n",
+        killers=(f"{_READ}::test_connection_without_a_thread_is_none",),
+    ),
 )

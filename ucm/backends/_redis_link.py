@@ -54,6 +54,9 @@ class Link:
 
     Args:
         connection: Of redis-py's, not connected yet.
+
+    Raises:
+        ConnectionError: The machine starts no more threads.
     """
 
     def __init__(self, connection: Any) -> None:  # noqa: ANN401 - of any kind
@@ -65,7 +68,11 @@ class Link:
         self._lock = threading.Lock()
         """So that what has ended gets no socket."""
         self._jobs: SimpleQueue[Job[None] | None] = SimpleQueue()
-        threading.Thread(target=self._serve, name="ucm-redis", daemon=True).start()
+        thread = threading.Thread(target=self._serve, name="ucm-redis", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as exc:
+            raise ConnectionError("there is no thread for it") from exc
 
     @property
     def is_idle(self) -> bool:
