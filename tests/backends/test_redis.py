@@ -331,6 +331,14 @@ class TestServer:
             assert [Verdict.DONE] == await backend.delete(KEYS[:1])
             await backend.aclose()
 
+    async def test_block_of_no_bytes_is_one(self, tmp_path):
+        """It has a head, as others have, and the first of a call may be such a one."""
+        with redis_server(tmp_path) as (_, port):
+            backend = await open_redis(port, tmp_path)
+            assert [Verdict.DONE] == await backend.put([seal(KEYS[0], 0)])
+            assert [True] == await fetch_sound(backend, KEYS[:1], 0)
+            await backend.aclose()
+
     async def test_wrong_credentials_are_refused_without_being_told(self, tmp_path):
         """At start, by the setting's name; no secret is in the text."""
         with redis_server(tmp_path, "--requirepass", "sesame") as (_, port):

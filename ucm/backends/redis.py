@@ -244,7 +244,7 @@ class RedisBackend(Backend):
         if not self._is_open:
             return told
         calls: list[list[int]] = []
-        nbytes = _CALL_BYTES
+        nbytes = _CALL_BYTES + 1  # also where the first has none
         for at, item in enumerate(items):
             nbytes += size(item)
             if nbytes > _CALL_BYTES:
