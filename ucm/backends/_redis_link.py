@@ -263,6 +263,8 @@ class Links:
             if link.is_idle:
                 return link
             self._drop(link)
+        if self._is_closed:  # amid the answers of a call
+            raise ConnectionError("all have ended")
         self._left = [link for link in self._left if link.is_left]
         if len(self._left) >= _MOST_LEFT:
             raise TimeoutError("others that were given up are still being opened")
