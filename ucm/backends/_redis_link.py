@@ -275,8 +275,6 @@ class Links:
             undo.callback(self._left.append, link)
             await link.connect()
             undo.pop_all()
-        if self._is_closed:
-            self._end(self._links)
         return link
 
     def _give_back(self, link: Link) -> None:
