@@ -365,6 +365,8 @@ class TestServer:
             ({"url": "redis://u:hush-hush@h:1?decode_responses=true"}, "url"),
             ({"url": "redis://host:1/0?protocol=3"}, "url"),
             ({"url": "user:hush-hush@host:6379"}, "url"),
+            ({"url": "redis://u:hush-hush@h:1?no_such=1"}, "url"),
+            ({"url": "redis://u:hush-hush@h:1?no_such=1", "cluster": True}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, tmp_path, settings, key):

@@ -7,8 +7,9 @@ import pytest
 from tests.backends.cluster_kit import cluster, open_cluster
 from tests.backends.servers import LIMIT_S
 from ucm.backends.abc import Presence, Verdict
-from ucm.backends.redis import name_of
+from ucm.backends.redis import RedisBackend, name_of
 from ucm.backends.wrap import DeadlineBackend
+from ucm.errors import ConfigError
 from ucm.testing.backend_contract import fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
 
@@ -103,3 +104,16 @@ async def test_server_of_a_cluster_that_is_silent_costs_the_others_nothing(tmp_p
             await backend.aclose()
         finally:
             servers[1].go_on()
+
+
+async def test_cluster_that_refuses_credentials_is_no_server_that_is_down(tmp_path):
+    """At start, as one server does; redis-py says of it that no node can be reached."""
+    with cluster(tmp_path) as (_, ports, clients):
+        for client in clients:
+            client.config_set("requirepass", "sesame")
+        for login in ("", ":hush-hush@"):
+            url = f"redis://{login}127.0.0.1:{ports[0]}/0"
+            given = {"url": url, "cluster": True, "timeout": LIMIT_S}
+            with pytest.raises(ConfigError, match="refuses the cred") as caught:
+                await RedisBackend.open_configured(given, "tiers.0")
+            assert "hush" not in str(caught.value)

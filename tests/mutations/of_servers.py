@@ -142,6 +142,26 @@ SERVERS = (
         killers=(_NAMES,),
     ),
     Mutant(
+        name="cluster_that_refuses_credentials_is_down",
+        why="A wrong password of a cluster is a tier that has nothing, for ever, and nobody is told why.",
+        file="ucm/backends/_redis_answers.py",
+        find="        exc = exc.__cause__ or exc.__context__",
+        replace="        exc = None",
+        killers=(
+            "tests/backends/test_redis_cluster.py::test_cluster_that_refuses_credentials_is_no_server_that_is_down",
+        ),
+    ),
+    Mutant(
+        name="option_of_an_address_is_found_out_later",
+        why="A tier whose address has an option that there is not has nothing, and nobody is told why.",
+        file="ucm/backends/redis.py",
+        find="                Dialer(read.url, limit).to_one()\n",
+        replace="                pass\n",
+        killers=(
+            "tests/backends/test_redis.py::TestServer::test_wrong_setting_is_named",
+        ),
+    ),
+    Mutant(
         name="call_of_who_is_away_is_a_good_one",
         why="X-14: a circuit is closed by calls that asked nobody.",
         file=_WRAP,

@@ -11,6 +11,8 @@ from typing import Final
 
 from redis.exceptions import (
     AskError,
+    AuthenticationError,
+    AuthorizationError,
     ClusterDownError,
     OutOfMemoryError,
     RedisClusterException,
@@ -28,6 +30,7 @@ __all__ = [
     "is_full",
     "is_refusal",
     "is_silence",
+    "refused_by",
     "refuses",
 ]
 
@@ -81,3 +84,13 @@ def refuses(answers: Sequence[object]) -> bool | None:
     if any(is_refusal(answers[at]) for at in failed):
         return True
     return None if len(failed) == len(answers) else False
+
+
+def refused_by(exc: BaseException | None) -> str:
+    """Return what a server calls it that it refuses credentials; empty where an error is another one."""
+    while exc is not None:
+        if isinstance(exc, AuthenticationError | AuthorizationError):
+            return type(exc).__name__
+        # A cluster's client says that none is there.
+        exc = exc.__cause__ or exc.__context__
+    return ""

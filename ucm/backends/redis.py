@@ -24,12 +24,11 @@ import anyio
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError
 from xxhash import xxh3_64_intdigest
 
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
-from ucm.backends._redis_answers import ERRORS, is_full
+from ucm.backends._redis_answers import ERRORS, is_full, refused_by
 from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_servers import AWAY, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, refusal
@@ -100,22 +99,23 @@ class RedisBackend(Backend):
                 max_connections=2 * read.connections,
                 protocol=2,  # nothing comes that was not asked for
             )
+            if not read.cluster:  # which looks at its options by itself
+                Dialer(read.url, limit).to_one()
         except ERRORS as exc:
             raise refusal(f"{key}.url", read.url, exc) from None
         backend = cls(client, read)
         try:
             with anyio.move_on_after(_OPENING_S):
                 await client.ping()
-        except (AuthenticationError, AuthorizationError) as exc:
-            await backend.aclose()
-            raise ConfigError(
-                f"{key}.url",
-                "...",
-                f"the server refuses the credentials ({type(exc).__name__})",
-                "Give those of a user, as in redis://user:password@host:6379/0.",
-            ) from None
-        except ERRORS:
-            pass  # it is down; it may come back
+        except ERRORS as exc:
+            if kind := refused_by(exc):  # else it is down; it may come back
+                await backend.aclose()
+                raise ConfigError(
+                    f"{key}.url",
+                    "...",
+                    f"the server refuses the credentials ({kind})",
+                    "Give those of a user, as in redis://user:password@host:6379/0.",
+                ) from None
         return backend
 
     @property
