@@ -66,6 +66,7 @@ def main() -> int:
         help="that it may use, such as 8-15,24; else those that it was started on",
     )
     arguments = parser.parse_args()
+    collect_rarely()
     bind_thread(AffinityPlan(arguments.cpus, "of the engine"))
     if arguments.engine_fd is not None:  # what we start may outlive us
         os.set_inheritable(arguments.engine_fd, False)
@@ -118,7 +119,6 @@ def _serve(path: Path | None, linger: float) -> int:
     stack = contextlib.ExitStack()
     try:
         end = partial(_end_in_time, config.timeout, log, stack)
-        collect_rarely()
         anyio.run(Node(config, log, linger if linger >= 0 else None, end).run)
     except ConfigError:
         raise

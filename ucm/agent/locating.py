@@ -166,9 +166,10 @@ class Looks:
                 some = keys[at : at + size]
                 look = look_along(tier, some) if is_along else tier.exists(some)
                 answers = await look
+                told = list(zip(some, answers, strict=True))
                 if is_along and Presence.ABSENT in answers:  # behind it is a guess
-                    answers = answers[: answers.index(Presence.ABSENT) + 1]
-                one.told.update(zip(some, answers, strict=False))
+                    told = told[: answers.index(Presence.ABSENT) + 1]
+                one.told.update(told)
                 if at == 0 and anyio.current_time() >= self._half:
                     self._tell()  # the first is of use without those behind it
             else:

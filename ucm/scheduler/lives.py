@@ -191,20 +191,18 @@ class Life:
     def rest(
         self, layout: KVLayout, end: RequestEnd, decoded: Decoded
     ) -> Iterator[tuple[GroupId, Run]]:
-        """
-        Yield group by group the complete blocks that no plan has saved, at the end.
-
-        None of a life that was never looked at.
-        """
+        """Yield by group, of one looked at, the whole blocks at its end that no plan has saved."""
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
             runs = self._own(at, table, cursor, complete)
-            mine = [run.at for of, run in self.queued if of == group.group_id]
-            mine += self.pending[at]
-            left = [run[: max(0, complete - run.start)] for run in mine]
-            old = [part for run in left for part in there(table, run)]
-            for run in joined((*old, *runs)):
+            if self.queued or self.pending[at]:
+                mine = [run.at for of, run in self.queued if of == group.group_id]
+                mine += self.pending[at]
+                left = [run[: max(0, complete - run.start)] for run in mine]
+                old = [part for run in left for part in there(table, run)]
+                runs = joined((*old, *runs))
+            for run in runs:
                 yield group.group_id, run_of(layout, group, run, table, end.hashes)
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
