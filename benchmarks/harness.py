@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import gc
 import itertools
-import json
 import os
 import platform
 import statistics
@@ -22,6 +21,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.figures import Figure, Note, Results, Told
+from benchmarks.shared_memory import PAGES, enter
 from ucm.blocks import GroupId, KeyPacker, PackedKey, ShardId
 
 __all__ = [
@@ -64,53 +65,6 @@ class Scale(NamedTuple):
     directory: Path
     rounds: int = 0
     """Rounds of engines, each side forwards and backwards; 0: the case's own number."""
-
-
-class Figure(NamedTuple):
-    """
-    One number of a benchmark.
-
-    ``target`` is empty, or a bound that ``median`` is held against, such as
-    ``>= 0.65``.
-    """
-
-    case: str
-    what: str
-    unit: str
-    median: float
-    low: float
-    high: float
-    target: str = ""
-
-    @property
-    def verdict(self) -> str:
-        """Say whether the target is met; empty without one."""
-        if not self.target:
-            return ""
-        sign, bound = self.target.split()
-        met = (
-            self.median >= float(bound) if sign == ">=" else self.median <= float(bound)
-        )
-        return "met" if met else "missed"
-
-    @classmethod
-    def over(
-        cls, case: str, what: str, unit: str, values: Sequence[float], target: str = ""
-    ) -> "Figure":
-        """Return the median, lowest and highest of *values*."""
-        low, high = min(values), max(values)
-        return cls(case, what, unit, statistics.median(values), low, high, target)
-
-
-class Note(NamedTuple):
-    """Something to know about a case that is no number, such as an absent side."""
-
-    case: str
-    text: str
-
-
-Told = Iterator[Figure | Note]
-"""What a case yields."""
 
 
 Clock = Callable[[], float]
@@ -196,7 +150,7 @@ def latencies(
     yield Figure.over(case, f"{what}, p99", "ms", highest, targets[1])
 
 
-def _environment() -> dict[str, object]:
+def _environment(mounted: str) -> dict[str, object]:
     cpus = Path("/proc/cpuinfo").read_text().splitlines()
     models = (line.split(":")[1].strip() for line in cpus if "model name" in line)
     return {
@@ -208,6 +162,7 @@ def _environment() -> dict[str, object]:
         "commit": _git("rev-parse", "HEAD"),
         "modified": bool(_git("status", "--porcelain", "--", "ucm")),
         "load_before": os.getloadavg(),
+        "shared_memory": mounted,
     }
 
 
@@ -234,13 +189,6 @@ def _git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _print(figure: Figure) -> None:
-    numbers = f"{figure.median:10.3f} {figure.low:10.3f} {figure.high:10.3f}"
-    verdict = f"{figure.target} {figure.verdict}".strip()
-    row = f"{figure.case:34} {figure.what:38} {figure.unit:6} {numbers}  {verdict}"
-    print(row.rstrip(), flush=True)
-
-
 def main(
     name: str,
     cases: Mapping[str, Callable[[Scale], Told]],
@@ -265,52 +213,36 @@ def main(
         default="/var/tmp",
         help="on a disk, for what lies there",
     )
+    parser.add_argument(
+        "--go-on", action="store_true", help="with the cases that --json does not have"
+    )
+    parser.add_argument(
+        "--pages", choices=PAGES, default=PAGES[0], help="of shared memory, if possible"
+    )
     given = parser.parse_args(arguments)
+    mounted = enter(given.pages if arguments is None else PAGES[1])
     chosen = {case: run for case, run in cases.items() if given.only in case}
     if not chosen:
         parser.error(f"--only {given.only}: the cases are {', '.join(cases)}")
     samples, repeats = (2, 2) if given.quick else (7, 5)
     scale = Scale(samples, repeats, given.quick, given.directory, given.rounds)
-    environment = _environment()
-    started = time.monotonic()
+    results = Results(
+        {
+            "benchmark": name,
+            "is_quick": given.quick,
+            "only": given.only,
+            "environment": _environment(mounted),
+            "samples": samples,
+            "repeats": repeats,
+            "rounds": given.rounds,
+        },
+        given.json,
+    )
+    ended = results.go_on() if given.go_on else ()
+    left = [case for case in chosen if case not in ended]
     print(
         f"{'case':34} {'what':38} {'unit':6}     median        low       high  target"
     )
-    figures: list[Figure] = []
-    notes: list[Note] = []
-    is_whole = False
-    try:
-        for told in itertools.chain.from_iterable(
-            run(scale) for run in chosen.values()
-        ):
-            if isinstance(told, Note):
-                notes.append(told)
-                print(f"{told.case:34} {told.text}", flush=True)
-            else:
-                figures.append(told)
-                _print(told)
+    for at, case in enumerate(left, 1):
+        results.add(case, chosen[case](scale), left[at:])
         gc.unfreeze()
-        is_whole = True
-    finally:  # a case that fails takes nothing along of what was measured before it
-        if not is_whole:
-            notes.append(
-                Note(name, "a case failed: it and those behind it are missing.")
-            )
-        if given.json:
-            results = {
-                "benchmark": name,
-                "is_quick": given.quick,
-                "only": given.only,
-                "environment": environment,
-                "samples": samples,
-                "repeats": repeats,
-                "rounds": given.rounds,
-                "seconds": round(time.monotonic() - started, 1),
-                "figures": [
-                    {**figure._asdict(), "verdict": figure.verdict}
-                    for figure in figures
-                ],
-                "notes": [note._asdict() for note in notes],
-            }
-            given.json.parent.mkdir(parents=True, exist_ok=True)
-            given.json.write_text(json.dumps(results, indent=1) + "\n")

@@ -167,11 +167,21 @@ def _environment(result: Result) -> Iterator[str]:
     yield (
         f"{told['cpu']}, {told['cores']} cores, Linux {told['kernel']}, Python "
         f"{told['python']}, {versions}; commit {told['commit'][:12]}{changed}; load "
-        f"before {told['load_before'][0]:.1f}; {result['samples']} samples of "
+        f"before {told['load_before'][0]:.1f}; {_pages(told)}{result['samples']} samples of "
         f"{result['repeats']} in {result['seconds']:.0f} s.\n"
     )
     if result["is_quick"] or result["only"]:
         yield "**A quick or partial run: not to be relied upon.**\n"
+    if left := result.get("left"):
+        yield f"**Not measured: {', '.join(left)}.**\n"
+
+
+def _pages(told: Mapping[str, Any]) -> str:
+    """Say in which pages shared memory came; nothing where nobody wrote that down."""
+    mounted = told.get("shared_memory")
+    if mounted is None:
+        return ""
+    return f"shared memory in {'huge' if 'huge=' in mounted else 'small'} pages; "
 
 
 def page(results: Mapping[str, Result]) -> str:

@@ -182,25 +182,6 @@ class TestCommandLine:
             harness.main("stores", {"memory": lambda _: iter(())}, ["--only", "disc"])
         assert "the cases are memory" in capsys.readouterr().err
 
-    def test_case_that_fails_leaves_what_was_measured_before_it(
-        self, tmp_path: Path
-    ) -> None:
-        """Twenty minutes of measuring went with the last case of a benchmark."""
-
-        def measured(_: harness.Scale) -> Iterator[harness.Figure]:
-            yield harness.Figure.over("first", "it", "s", [1.0])
-
-        def fails(_: harness.Scale) -> Iterator[harness.Figure]:
-            raise TypeError("an argument is missing")
-            yield
-
-        told = tmp_path / "told.json"
-        with pytest.raises(TypeError, match="missing"):
-            harness.main("two", {"a": measured, "b": fails}, ["--json", str(told)])
-        results = json.loads(told.read_text())
-        assert ["first"] == [each["case"] for each in results["figures"]]
-        assert "missing" in results["notes"][0]["text"]  # the page says so
-
     @pytest.mark.slow
     @pytest.mark.parametrize("name", sorted(SMALLEST))
     def test_smallest_case_gives_finite_figures(
