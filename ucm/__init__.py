@@ -11,7 +11,13 @@ from ucm.awaiting import open  # noqa: A004 - as ``gzip.open`` is
 from ucm.blocks import BlockKey, BlockSpan, KeySpace
 from ucm.errors import UCMError
 from ucm.layout import KVLayout
-from ucm.prefixes import Place, PrefixHasher, keyspace_of, paged_layout
+from ucm.prefixes import (
+    Place,
+    PrefixHasher,
+    keyspace_of,
+    paged_layout,
+    tenant_of,
+)
 
 __all__ = [
     "BlockKey",
@@ -26,6 +32,7 @@ __all__ = [
     "keyspace_of",
     "open",
     "paged_layout",
+    "tenant_of",
 ]
 
 __version__ = "0.1.0"

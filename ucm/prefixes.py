@@ -22,12 +22,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
+from xxhash import xxh32_intdigest
 
 from ucm.blocks import GroupId, KeySpace, RowId
 from ucm.errors import KeyFormatError
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 
-__all__ = ["ALGORITHM", "Place", "PrefixHasher", "keyspace_of", "paged_layout"]
+__all__ = [
+    "ALGORITHM",
+    "Place",
+    "PrefixHasher",
+    "keyspace_of",
+    "paged_layout",
+    "tenant_of",
+]
 
 ALGORITHM: Final = "ucm.prefix.v1"
 """``KeySpace.hash_algorithm`` of keys that ``PrefixHasher`` makes."""
@@ -54,12 +62,17 @@ class Place:
         began_ns: When the prefix counts as used, on ``time.monotonic_ns``; 0: now. Give
             all parts of a prefix the same: then room is made from its end.
         tenant: Whose share of the store the blocks take, from 1 to 2**32 - 1; 0:
-            nobody's.
+            nobody's. ``tenant_of`` makes it of a salt.
     """
 
     first: int = attrs.field(default=0, validator=_up_to(_MOST_BLOCKS))
     began_ns: int = attrs.field(default=0, validator=_up_to(_LATEST_NS))
     tenant: int = attrs.field(default=0, validator=_up_to(0xFFFFFFFF))
+
+
+def tenant_of(salt: bytes) -> int:
+    """Return whose the blocks of a salt are: a number for ``Place``, 0 without a salt."""
+    return (xxh32_intdigest(salt) or 1) if salt else 0
 
 
 class PrefixHasher:

@@ -19,6 +19,7 @@ from tests.cache.test_cancel import cancel_at
 from tests.cache.test_tiers import until
 from tests.clocks import AdvancingThreads
 from ucm.agent.protocol import LONGEST_S, Ask, Done, Drop, encode_frame
+from ucm.cache.staged import Staged
 from ucm.cache.sync import Cache as BlockingCache
 from ucm.errors import KeyFormatError, PipelineClosedError, StoreUnavailableError
 from ucm.prefixes import Place
@@ -62,12 +63,15 @@ def test_tiers_are_asked_for_whom_the_place_names(loop: str, tmp_path) -> None:
 
 
 def test_tiers_are_asked_for_a_tenant_by_the_blocking_face(tmp_path) -> None:
-    """R-41: at once, and begun."""
+    """R-41: at once, and begun, and for what is staged."""
     host = Host()
     with beside_agent(host, tmp_path, all_found) as agent, blocking(host) as cache:
         cache.prefetch(KEYS, place=Place(tenant=7), timeout=30.0)
         cache.begin_prefetch(KEYS, place=Place(tenant=8), timeout=30.0)
         assert [7, 8] == [agent.hear().tenant for _ in range(2)]
+        staged = Staged(cache, len(KEYS), tenant=9)
+        staged.stage(KEYS, 30.0)
+        assert 9 == agent.hear().tenant
 
 
 @both_loops

@@ -231,4 +231,24 @@ FAIRNESS = (
         replace="    places[kinds != STORED] = 0\n",
         killers=(_GONE,),
     ),
+    Mutant(
+        name="prompts_of_transformers_are_nobodys",
+        why="A tenant's flood of prompts takes the whole slab, whatever its share.",
+        file="ucm/integration/transformers/prompts.py",
+        find="            tenant=tenant_of(salt),\n",
+        replace="            tenant=0,\n",
+        killers=(
+            "tests/integration/transformers/test_dynamic.py::TestFound::test_blocks_count_for_the_tenant_of_their_salt",
+        ),
+    ),
+    Mutant(
+        name="what_is_staged_is_nobodys",
+        why="A tenant's fetches have their turn with those of all others that name none.",
+        file="ucm/cache/staged.py",
+        find="fetched = self._cache.prefetch(keys, timeout=left, place=self._place)",
+        replace="fetched = self._cache.prefetch(keys, timeout=left)",
+        killers=(
+            "tests/cache/test_fetches.py::test_tiers_are_asked_for_a_tenant_by_the_blocking_face",
+        ),
+    ),
 )

@@ -16,6 +16,7 @@ from typing import Final
 
 from ucm.cache.sync import Cache, Load
 from ucm.errors import DeviceTimeoutError
+from ucm.prefixes import Place
 from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Staged"]
@@ -34,10 +35,19 @@ class Staged:
         cache: Over the slots.
         num_slots: How many there are.
         threads: Where the clock comes from.
+        tenant: Whose the blocks are, as ``Place`` says.
     """
 
-    def __init__(self, cache: Cache, num_slots: int, threads: Threads = SYSTEM) -> None:
+    def __init__(
+        self,
+        cache: Cache,
+        num_slots: int,
+        threads: Threads = SYSTEM,
+        *,
+        tenant: int = 0,
+    ) -> None:
         self._cache = cache
+        self._place = Place(tenant=tenant)
         self._clock = threads.monotonic
         self._free = list(range(num_slots - 1, -1, -1))
         self._verified: OrderedDict[bytes, int] = OrderedDict()
@@ -99,7 +109,7 @@ class Staged:
         self._begin(keys[:found])  # it comes while tiers are asked for the rest
         left = until - self._clock()
         if found < len(keys) and left > 0:
-            fetched = self._cache.prefetch(keys, timeout=left)
+            fetched = self._cache.prefetch(keys, timeout=left, place=self._place)
             if fetched.found > found:
                 found = fetched.found
                 self._begin(keys[:found])
@@ -121,7 +131,8 @@ class Staged:
         wanted = wanted[: len(self._free)]
         if wanted:
             slots = [self._free.pop() for _ in wanted]
-            self._loads.append((self._cache.begin_load(wanted, slots), wanted, slots))
+            load = self._cache.begin_load(wanted, slots, place=self._place)
+            self._loads.append((load, wanted, slots))
 
     def _collect(self) -> None:
         """Take note of loads that are over."""

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 import transformers
 
 from tests.cache.test_tiers import until
 from tests.e2e.models import LLAMA, Recipe, make_model
+from ucm.prefixes import tenant_of
+from ucm.stores.slab import SlabSurvey, facts_of
+from ucm.stores.slab._tenants import places_of
 
 BLOCK = 16
 BF16 = attrs.evolve(LLAMA, name="llama-bf16", dtype="bfloat16")
@@ -42,6 +46,19 @@ def config_of(
         "timeout": {"fetch": 60.0},  # of a busy machine
         "log": {"level": "off"},
     }
+
+
+def tenants_of(directory: Path) -> dict[int, int]:
+    """Return how many blocks of a store each tenant's place in its table has."""
+    with SlabSurvey(directory / "slab") as survey:
+        (found,) = facts_of(survey).classes
+        return dict(found.tenants)
+
+
+def place_of(salt: bytes) -> int:
+    """Return the place of a salt's tenant."""
+    (place,) = places_of(np.array([tenant_of(salt)], np.uint32)).tolist()
+    return int(place)
 
 
 def prompt(seed: int, num_tokens: int) -> torch.Tensor:

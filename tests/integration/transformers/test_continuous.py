@@ -20,7 +20,9 @@ from tests.integration.transformers.kit import (
     config_of,
     generate,
     model_of,
+    place_of,
     prompt,
+    tenants_of,
 )
 from ucm.errors import ConfigError, KeyFormatError
 from ucm.integration.transformers import BlockingPromptCache
@@ -178,6 +180,7 @@ class TestKeys:
     ) -> None:
         """R-05: a tenant's blocks are its own, and those of ``generate`` lie otherwise."""
         filled(tmp_path, TOKENS, salt=b"tenant")
+        assert {place_of(b"tenant")} == tenants_of(tmp_path).keys()
         with Engine(model_of(LLAMA), tmp_path) as engine:
             engine.ask(TOKENS)
             assert 0 == engine.loaded()

@@ -21,7 +21,9 @@ from tests.integration.transformers.kit import (
     loaded_blocks,
     model_of,
     padded,
+    place_of,
     prompt,
+    tenants_of,
 )
 from ucm.errors import KeyFormatError, LayoutError, PipelineClosedError
 from ucm.integration.transformers import BlockingPromptCache
@@ -221,6 +223,16 @@ class TestFound:
             past, num_tokens = prompts.restore(IDS)
             assert BLOCKS * BLOCK == num_tokens
             assert torch.equal(said, generate(model, IDS, past).sequences)
+
+    def test_blocks_count_for_the_tenant_of_their_salt(self, tmp_path: Path) -> None:
+        """A tenant with a flood of prompts makes room among its own; without one nobody does."""
+        model = model_of(LLAMA)
+        with open_prompts(tmp_path) as prompts:
+            fill(prompts, model, salt=b"tenant")
+            there = tenants_of(tmp_path)
+            assert {place_of(b"tenant")} == there.keys()
+            fill(prompts, model)
+            assert there == tenants_of(tmp_path)
 
     def test_other_salt_weights_and_settings_find_nothing(self, tmp_path: Path) -> None:
         """R-05: what decides the states, or whose they are, is part of every key."""

@@ -36,7 +36,7 @@ from ucm.cache.sync import Cache
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError, UCMError
 from ucm.integration.transformers.model import identify
-from ucm.prefixes import Place, PrefixHasher
+from ucm.prefixes import Place, PrefixHasher, tenant_of
 
 __all__ = ["ContinuousPrompts"]
 
@@ -97,7 +97,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         paged, allocator = _cache_of(manager, identity.layout.max_block_bytes)
         count = max(1, -(-slot_tokens // tokens))
         blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
-        self._tokens, self._salt = tokens, salt
+        self._tokens, self._salt, self._tenant = tokens, salt, tenant_of(salt)
         self._patience = patience
         self._paged, self._allocator, self._blocks = paged, allocator, blocks
         self._slots = torch.zeros(
@@ -116,7 +116,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             keyspace=identity.keyspace,
         )
         """What it stands on: for ``measure``, ``statistics``, ``flush`` and others."""
-        self._staged = Staged(self.cache, count)
+        self._staged = Staged(self.cache, count, tenant=self._tenant)
         self._search, paged.search_prefix_match = paged.search_prefix_match, self._match
         self._mark, paged.mark_complete_blocks = (
             paged.mark_complete_blocks,
@@ -263,7 +263,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         own = own[: len(slots)]
         try:
             self._copy(self._slots, slots, self._blocks, [completed[at] for at in own])
-            place = Place(first=start + own[0])
+            place = Place(first=start + own[0], tenant=self._tenant)
             save = self.cache.save([keys[at] for at in own], slots, place=place)
         except _OURS:
             self._free.extend(slots)

@@ -162,7 +162,8 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         least = min((row.padding for row in rows), default=columns)
         with contextlib.ExitStack() as kept:
             for row in rows:
-                fetched = self.cache.prefetch(row.keys)
+                place = Place(tenant=row.tenant)
+                fetched = self.cache.prefetch(row.keys, place=place)
                 kept.callback(fetched.give_up)
                 columns = min(columns, row.padding + fetched.found * self._tokens)
             if columns <= least:
@@ -182,7 +183,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         wanted = max(0, -(-(columns - row.padding) // self._tokens))
         began_ns, loaded = time.monotonic_ns(), 0
         for first, keys, blocks in self._parts(row.keys[:wanted], 0, lane):
-            place = Place(first=first, began_ns=began_ns)
+            place = Place(first=first, began_ns=began_ns, tenant=row.tenant)
             try:
                 leading = self.cache.load(keys, blocks, place=place).leading
             except DeviceTimeoutError:
@@ -269,7 +270,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
             self._staging.copy_in(
                 states, at, row.padding + first * self._tokens, blocks
             )
-            place = Place(first=first, began_ns=began_ns)
+            place = Place(first=first, began_ns=began_ns, tenant=row.tenant)
             save = self.cache.save(keys, blocks, place=place, wait_for_room=True)
             lane.read_by = save
             saves.append(save)

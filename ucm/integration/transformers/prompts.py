@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from ucm.errors import KeyFormatError
-from ucm.prefixes import PrefixHasher
+from ucm.prefixes import PrefixHasher, tenant_of
 
 __all__ = ["Row", "rows_of"]
 
@@ -22,10 +22,12 @@ class Row:
     Args:
         padding: Columns before its first token.
         keys: Of its whole blocks.
+        tenant: Whose they are.
     """
 
     padding: int
     keys: list[bytes]
+    tenant: int = 0
 
 
 def rows_of(
@@ -57,7 +59,11 @@ def rows_of(
     if attention_mask is not None:
         paddings = _paddings(input_ids, attention_mask)
     return [
-        Row(padding=padding, keys=hasher.keys(tokens[padding:columns], salt=salt))
+        Row(
+            padding=padding,
+            keys=hasher.keys(tokens[padding:columns], salt=salt),
+            tenant=tenant_of(salt),
+        )
         for padding, tokens in zip(paddings, input_ids.tolist(), strict=True)
     ]
 

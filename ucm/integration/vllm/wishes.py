@@ -29,10 +29,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-from xxhash import xxh32_intdigest
-
 from ucm.agent.client import AgentClient
 from ucm.metrics import Counters
+from ucm.prefixes import tenant_of
 from ucm.scheduler.requests import NO_LIMIT, NO_WISHES, Wishes
 from ucm.tracing import WISH_IGNORED, Log
 
@@ -109,7 +108,7 @@ class WishReader:
         saves = self._read_switch(ours, _STORE, default=True) and not forgets
         most_saved = self._read_tokens(given, _OFFLOAD)
         wishes = Wishes(
-            tenant=_tenant(str(salt)) if salt else 0,
+            tenant=tenant_of(str(salt or "").encode(errors="surrogatepass")),
             retain_seconds=self._read_seconds(ours),
             most_saved=most_saved if saves else 0,
             most_loaded=self._read_tokens(given, _LOAD),
@@ -219,8 +218,3 @@ def _shown(value: object) -> str:
         return repr(value)[:80]
     except (ValueError, RecursionError):  # thousands of digits, or of levels
         return type(value).__name__
-
-
-def _tenant(salt: str) -> int:
-    """Return a salt's number; never 0, which is nobody's."""
-    return xxh32_intdigest(salt.encode(errors="surrogatepass")) or 1
