@@ -132,6 +132,43 @@ class TestWritten:
         assert (KEYS[:4], 4, 4) == (backend.got, counts.fetched, counts.stored)
 
 
+class Late(Unruly):
+    """Takes its time to say what it has."""
+
+    async def exists(self, keys):
+        """Wait, then look."""
+        await anyio.sleep(WRITTEN_S / 2)
+        return await super().exists(keys)
+
+
+class TestTiers:
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_each_tier_has_one_turn_where_a_writer_gives_up(
+        self, slab, other, order
+    ) -> None:
+        """R-51, R-53: a tier that had not told by then is asked for what the one that had does not bring,
+        and one that failed is not asked again: the former was forgotten, and the block said to be nowhere."""
+        late, quick = Late(), Unruly()
+        quick.does.flips = True
+        lease = other.reserve(KEYS[:1], BLOCK_BYTES)
+
+        async def fetch():
+            await lay(late, KEYS[:1])
+            await lay(quick, KEYS[:1])
+            tiers = [(late, quick)[at] for at in order]
+            async with open_core(slab, *tiers) as core:
+                want = want_of(KEYS[:1], seconds=2.0)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, want)
+                    await anyio.sleep(0.9 * WRITTEN_S)
+                    lease.discard()
+                return want
+
+        want = run_virtual(fetch)
+        assert (1, [1 + order.index(0)]) == (want.found, want.media)
+        assert (KEYS[:1], KEYS[:1]) == (quick.got, late.got)
+
+
 class TestFull:
     def test_block_that_another_writes_to_a_full_slab_is_told_apart(
         self, slab, other

@@ -9,6 +9,7 @@ _FLIGHTS = "ucm/agent/flights.py"
 _LOCATES = "tests/agent/test_locating.py"
 _LOCATING = "ucm/agent/locating.py"
 _FETCHES = "tests/agent/test_fetch_few.py::TestFewRequests"
+_WRITTEN = "tests/agent/test_fetch_written.py::TestTiers"
 _TERMS = "tests/agent/test_terms.py::TestNextTier"
 
 LOOKS = (
@@ -16,8 +17,8 @@ LOOKS = (
         name="fetch_behind_a_hole",
         why="Blocks of no use evict others.",
         file=_LOCATING,
-        find="                if (place := self.place_of(key)) is None:\n                    break\n",
-        replace="                if (place := self.place_of(key)) is None:\n                    continue\n",
+        find="there.index(False) if False in there else len(keys)",
+        replace="len(keys)",
         killers=(f"{_LOCATES}::test_nothing_is_fetched_behind_a_hole_in_all_tiers",),
     ),
     Mutant(
@@ -53,7 +54,7 @@ LOOKS = (
         name="slow_tier_not_waited_for",
         why="What a slower tier would add in time is computed.",
         file=_LOCATING,
-        find="return _NOT_WAITED if late.isdisjoint(keys) else self._half",
+        find="return self._half if is_late else _NOT_WAITED",
         replace="return _NOT_WAITED",
         killers=(
             f"{_LOCATES}::test_tier_that_answers_in_half_of_the_time_is_waited_for",
@@ -64,7 +65,7 @@ LOOKS = (
         name="tier_waited_for_that_has_nothing_to_add",
         why="Prompts whose blocks another tier has all wait for one that hangs.",
         file=_LOCATING,
-        find="return _NOT_WAITED if late.isdisjoint(keys) else self._half",
+        find="return self._half if is_late else _NOT_WAITED",
         replace="return self._half if late else _NOT_WAITED",
         killers=(
             f"{_LOCATES}::test_first_tier_that_hangs_does_not_cost_what_the_next_one_has",
@@ -74,15 +75,15 @@ LOOKS = (
         name="tier_passed_over_where_nothing_else_is_there",
         why="A slow tier that alone has a prompt's blocks is never used.",
         file=_LOCATING,
-        find="if len(places) >= num_needed or not self._is_awaited(keys[len(places)]):",
+        find="if num_there >= num_needed or not self._is_awaited(keys[num_there]):",
         replace="if True:",
         killers=(f"{_LOCATES}::test_tier_is_waited_for_where_nothing_else_is_there",),
     ),
     Mutant(
         name="hit_given_up_at_half_of_the_time",
         why="So it is with what a model with windows needs.",
-        file="ucm/agent/fetch.py",
-        find="            if hit or lacked is None or not (is_old or await looks.more()):\n",
+        file=_LOCATING,
+        find="            if hit or lacked is None or not await self._is_news(gone):\n",
         replace="            if True:\n",
         killers=(f"{_LOCATES}::test_hit_that_no_answer_allows_yet_is_waited_for",),
     ),
@@ -155,8 +156,8 @@ LOOKS = (
         name="later_tier_preferred",
         why="What the first tier has as well is fetched from the next one.",
         file=_LOCATING,
-        find="for number, one in self._tiers.items():\n            if one.told.get(key)",
-        replace="for number, one in reversed(self._tiers.items()):\n            if one.told.get(key)",
+        find="has = [(number, one.has) for number, one in self._tiers.items()]",
+        replace="has = [(number, one.has) for number, one in reversed(self._tiers.items())]",
         killers=(f"{_LOCATES}::test_first_tier_that_is_late_brings_what_both_have",),
     ),
     Mutant(
@@ -186,9 +187,9 @@ LOOKS = (
     Mutant(
         name="hit_told_of_meanwhile_missed",
         why="What a late tier has is not brought where its answer comes amid the search for shorter hits.",
-        file="ucm/agent/fetch.py",
-        find="(is_old or await looks.more())",
-        replace="await looks.more()",
+        file=_LOCATING,
+        find="return is_there or await self._more(told)",
+        replace="return await self._more(told)",
         killers=(
             f"{_LOCATES}::test_hit_that_was_told_of_while_shorter_ones_were_looked_for_is_brought",
         ),
@@ -207,7 +208,7 @@ LOOKS = (
         name="waits_for_what_is_of_no_use",
         why="A block that no tier has costs a prompt all of its time while a tier tells of those behind it.",
         file=_LOCATING,
-        find="not self._is_awaited(keys[len(places)])",
+        find="not self._is_awaited(keys[num_there])",
         replace="not any(one.is_asked for one in self._tiers.values())",
         killers=(f"{_LOCATES}::test_block_that_no_tier_has_is_not_waited_for",),
     ),
@@ -220,6 +221,30 @@ LOOKS = (
         killers=(
             f"{_LOCATES}::test_tier_is_asked_nothing_more_for_a_prompt_whose_time_is_over",
         ),
+    ),
+    Mutant(
+        name="search_in_one_go",
+        why="Nobody else is served while a long prompt's hits are searched again, with each answer.",
+        file=_LOCATING,
+        find="                await anyio.lowlevel.checkpoint()  # all may be told already\n",
+        replace="",
+        killers=(f"{_LOCATES}::test_search_among_many_blocks_shares_the_loop",),
+    ),
+    Mutant(
+        name="parts_without_turns",
+        why="Nor while all of them are looked through.",
+        file="ucm/agent/calls.py",
+        find="        if at:\n            await anyio.lowlevel.checkpoint()\n",
+        replace="",
+        killers=(f"{_LOCATES}::test_search_among_many_blocks_shares_the_loop",),
+    ),
+    Mutant(
+        name="tier_forgotten_with_a_writer",
+        why="A late tier is not asked for what a writer and the next tier did not bring.",
+        file=_FLIGHTS,
+        find="sorted({flight.medium - 1, *flight.tiers})",
+        replace="flight.allowed[flight.allowed.index(flight.medium - 1) :]",
+        killers=(f"{_WRITTEN}::test_each_tier_has_one_turn_where_a_writer_gives_up",),
     ),
     Mutant(
         name="late_tier_not_asked_for_what_another_failed",

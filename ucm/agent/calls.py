@@ -6,7 +6,7 @@ A tier's call has a deadline: however large its blocks are, a call is of so many
 that a slow drive or network can be through with it. Nor does the loop go through very many blocks without a turn for others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 import anyio
@@ -21,6 +21,7 @@ __all__ = [
     "ThreadCalls",
     "blocks_per_call",
     "in_turns",
+    "parts",
     "share_of_call",
 ]
 
@@ -49,6 +50,14 @@ async def in_turns(do: Callable[[_T], object], items: Sequence[_T]) -> None:
         for item in items[at : at + _IN_TURN]:
             do(item)
         await anyio.lowlevel.checkpoint()
+
+
+async def parts(items: Sequence[_T]) -> AsyncIterator[Sequence[_T]]:
+    """Yield some of *items* at a time; others have their turn between, not behind them all."""
+    for at in range(0, len(items), _IN_TURN):
+        if at:
+            await anyio.lowlevel.checkpoint()
+        yield items[at : at + _IN_TURN]
 
 
 class Blocking(Protocol):

@@ -16,6 +16,7 @@ may be asked for, and lands nowhere.
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 import anyio
@@ -25,7 +26,6 @@ from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking, in_turns
 from ucm.agent.flight import Flight
 from ucm.agent.flights import Flights
-from ucm.agent.hits import Search
 from ucm.agent.locating import Looks
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.wrap import BreakerBackend
@@ -242,11 +242,8 @@ class Fetcher:
         there = await self._slab.has(keys)
         # Who has slots waits for no more: others may wait for those.
         most = self._budget.left if want.num_taken else self._budget.total
-        while True:
-            search = hits.choose(there, most, lost)
-            hit, lacked, is_old = await _answered(search, keys, looks)
-            if hit or lacked is None or not (is_old or await looks.more()):
-                break
+        begin = partial(hits.choose, there, most, lost)
+        hit, lacked = await looks.choose(begin, keys)
         if hit == hits.top:
             reason = Reason.NONE
         elif lacked is None:
@@ -257,24 +254,3 @@ class Fetcher:
             reason = self._why_absent(keys[lacked], want.tiers_of(self._tiers))
         want.settle_on(hit)
         return reason
-
-
-async def _answered(
-    search: Search, keys: Sequence[PackedKey], looks: Looks
-) -> tuple[int, int | None, bool]:
-    """Return what is found as far as tiers tell in time, and if nothing, whether one has told more since."""
-    gone: list[PackedKey] = []
-    try:
-        question = next(search)
-        while True:
-            asked = [keys[at] for at in question.blocks]
-            await looks.ask(asked, is_prefix=question.is_prefix)
-            there = [looks.place_of(key) is not None for key in asked]
-            gone += [
-                key for key, is_there in zip(asked, there, strict=True) if not is_there
-            ]
-            question = search.send(there)
-    except StopIteration as over:
-        hit, lacked = over.value
-        is_old = not hit and any(looks.place_of(key) is not None for key in gone)
-        return hit, lacked, is_old

@@ -303,8 +303,7 @@ class Flights:
                 self._end(flight, Reason.STORE_FULL)
             else:  # the same tier is asked again
                 flight.is_written = left is Left.WRITTEN
-                at = flight.allowed.index(flight.medium - 1)
-                flight.tiers = flight.allowed[at:]
+                flight.tiers = tuple(sorted({flight.medium - 1, *flight.tiers}))
 
     async def _await_writers(self, flights: Sequence[Flight], want: Want) -> None:
         """Wait for what others write, as long as they do and somebody wants it."""

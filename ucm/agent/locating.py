@@ -9,14 +9,19 @@ of the time is over, and on only while nothing that was told is of use. A tier h
 each who wants blocks; one that nobody waits for goes on, so that a tier that hangs is found out.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 import attrs
 from anyio.abc import TaskGroup
 
+from ucm.agent.calls import parts
+from ucm.agent.hits import Search
 from ucm.agent.looking import look_along
 from ucm.backends.abc import Backend, Presence
 from ucm.blocks import PackedKey
@@ -34,10 +39,56 @@ class _Tier:
 
     tier: Backend
     told: dict[PackedKey, Presence] = attrs.Factory(dict)
+    has: set[PackedKey] = attrs.Factory(set)
+    """What it told that it has."""
     began: float = 0.0
     called: float = 0.0
     """Likewise, the last call of this question."""
     is_asked: bool = False
+
+    async def hear(
+        self,
+        keys: Sequence[PackedKey],
+        answers: Sequence[Presence],
+        there: set[PackedKey],
+    ) -> None:
+        """Take note of what it told; add what it has to what is *there*."""
+        async for some in parts(list(zip(keys, answers, strict=True))):
+            self.told.update(some)
+            has = [key for key, each in some if each is Presence.PRESENT]
+            self.has.update(has)
+            there.update(has)
+
+    async def lacks(
+        self, keys: Sequence[PackedKey], untold: set[PackedKey], *, is_along: bool
+    ) -> tuple[list[PackedKey], list[PackedKey]]:
+        """
+        Return of which blocks it has not told, and which it has not as far as it has told.
+
+        Args:
+            keys: Those.
+            untold: The former are added.
+            is_along: Up to the first that it told that it has not.
+        """
+        asked: list[PackedKey] = []
+        lacked: list[PackedKey] = []
+        is_gap = False
+        async for some in parts(keys):
+            if is_gap:
+                continue
+            if is_along:
+                some, is_gap = self._up_to_gap(some)
+            asked += (new := [key for key in some if key not in self.told])
+            untold.update(new)
+            lacked += [key for key in some if key not in self.has]
+        return asked, lacked
+
+    def _up_to_gap(self, keys: Sequence[PackedKey]) -> tuple[Sequence[PackedKey], bool]:
+        """Return those up to the first that it told that it has not, and whether there is one."""
+        for at, key in enumerate(keys):
+            if key in self.told and key not in self.has:
+                return keys[: at + 1], True
+        return keys, False
 
 
 class Looks:
@@ -66,19 +117,14 @@ class Looks:
         self._deadline = deadline
         self._tasks = tasks
         self._told = anyio.Event()
+        self._there: set[PackedKey] = set()
+        """What some tier has, as far as it was told."""
 
     def pass_over(self, key: PackedKey, numbers: Collection[int]) -> None:
         """Have only these tiers be asked for a block: others did not bring it."""
         for number, one in self._tiers.items():
             if number not in numbers:
                 one.told[key] = Presence.ABSENT
-
-    def place_of(self, key: PackedKey) -> int | None:
-        """Return the number of the first tier that has a block, as far as it was told."""
-        for number, one in self._tiers.items():
-            if one.told.get(key) is Presence.PRESENT:
-                return number
-        return None
 
     def is_unknown(self, key: PackedKey) -> bool:
         """Return whether some tier has not told of a block that was asked for, and may have it."""
@@ -96,14 +142,29 @@ class Looks:
         num_needed = len(keys) if is_whole else 1
         while True:
             await self.ask(keys, is_prefix=True)
-            places: list[int] = []
-            for key in keys:
-                if (place := self.place_of(key)) is None:
-                    break
-                places.append(place)
-            if len(places) >= num_needed or not self._is_awaited(keys[len(places)]):
-                return places
-            await self.more()
+            told, there = self._told, await self.have(keys)
+            num_there = there.index(False) if False in there else len(keys)
+            if num_there >= num_needed or not self._is_awaited(keys[num_there]):
+                return await self._places_of(keys[:num_there])
+            await self._more(told)
+
+    async def choose(
+        self, begin: Callable[[], Search], keys: Sequence[PackedKey]
+    ) -> tuple[int, int | None]:
+        """
+        Search among hits, as far as is told in time; while there is none, anew with each answer.
+
+        Args:
+            begin: Begins a search.
+            keys: Of its blocks.
+
+        Returns:
+            What the search does.
+        """
+        while True:
+            hit, lacked, gone = await self._answered(begin(), keys)
+            if hit or lacked is None or not await self._is_news(gone):
+                return hit, lacked
 
     async def ask(self, keys: Sequence[PackedKey], *, is_prefix: bool) -> None:
         """
@@ -113,35 +174,86 @@ class Looks:
             keys: Those.
             is_prefix: Nothing is of use behind the first that is nowhere.
         """
-        while (until := self._next(keys, is_prefix=is_prefix)) > anyio.current_time():
-            await self._wait(until)
+        while True:
+            told = self._told
+            until = await self._next(keys, told, is_prefix=is_prefix)
+            if told is self._told:  # else more was told meanwhile
+                if until <= anyio.current_time():
+                    break
+                with anyio.move_on_at(until):
+                    await told.wait()
 
-    async def more(self) -> bool:
-        """Wait until a tier has told more, however long; return whether any was asked."""
-        if not any(one.is_asked for one in self._tiers.values()):
+    async def have(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return of each block whether some tier has it, as far as it was told."""
+        there: list[bool] = []
+        async for some in parts(keys):
+            there += [key in self._there for key in some]
+        return there
+
+    async def _answered(
+        self, search: Search, keys: Sequence[PackedKey]
+    ) -> tuple[int, int | None, list[PackedKey]]:
+        """Return what is found, and what was looked for in vain."""
+        gone: list[PackedKey] = []
+        try:
+            question = next(search)
+            while True:
+                asked = [keys[at] for at in question.blocks]
+                await self.ask(asked, is_prefix=question.is_prefix)
+                there = await self.have(asked)
+                gone += itertools.compress(asked, map(operator.not_, there))
+                question = search.send(there)
+                await anyio.lowlevel.checkpoint()  # all may be told already
+        except StopIteration as over:
+            return *over.value, gone
+
+    async def _is_news(self, gone: Sequence[PackedKey]) -> bool:
+        """Return whether one of these is there by now, or else once a tier has told more; no: none will."""
+        told, is_there = self._told, False
+        async for some in parts(gone):
+            is_there = is_there or not self._there.isdisjoint(some)
+        return is_there or await self._more(told)
+
+    async def _more(self, told: anyio.Event) -> bool:
+        """Wait until a tier has told more than by *told*, however long; return whether any was asked."""
+        if told is self._told and not any(one.is_asked for one in self._tiers.values()):
             return False
-        await self._told.wait()
+        await told.wait()
         return True
+
+    async def _places_of(self, keys: Sequence[PackedKey]) -> list[int]:
+        """Return of blocks that are there the numbers of the first tiers that have them."""
+        places: list[int] = []
+        has = [(number, one.has) for number, one in self._tiers.items()]
+        async for some in parts(keys):
+            places += [
+                next(number for number, its in has if key in its) for key in some
+            ]
+        return places
 
     def _is_awaited(self, key: PackedKey) -> bool:
         tiers = self._tiers.values()
         return any(one.is_asked and key not in one.told for one in tiers)
 
-    def _next(self, keys: Sequence[PackedKey], *, is_prefix: bool) -> float:
-        """Ask whose turn it is by now; return until when answers are waited for."""
+    async def _next(
+        self, keys: Sequence[PackedKey], told: anyio.Event, *, is_prefix: bool
+    ) -> float:
+        """Ask whose turn it is by *told*; return until when answers are waited for."""
         late: set[PackedKey] = set()
         last = next(reversed(self._tiers.values()), None)
         for one in self._tiers.values():
             is_along = is_prefix and one is last
-            keys = _up_to_gap(keys, one.told) if is_along else keys
-            asked = [key for key in keys if key not in one.told]
-            keys = [key for key in keys if one.told.get(key) is not Presence.PRESENT]
+            asked, keys = await one.lacks(keys, late, is_along=is_along)
+            if told is not self._told:  # what is asked for may be told by now
+                return _NOT_WAITED
             if asked and not one.is_asked:
                 self._begin(one, asked, is_along=is_along)
             if asked and (late_at := self._late_at(one)) > anyio.current_time():
                 return late_at
-            late.update(asked)
-        return _NOT_WAITED if late.isdisjoint(keys) else self._half
+        is_late = False
+        async for some in parts(keys):
+            is_late = is_late or not late.isdisjoint(some)
+        return self._half if is_late else _NOT_WAITED
 
     def _late_at(self, one: _Tier) -> float:
         """Return when a call is late; in the second half of the time, when a question is."""
@@ -162,18 +274,20 @@ class Looks:
             for at in range(0, len(keys), size):  # in calls that are over in time
                 one.called = anyio.current_time()
                 if one.called >= self._deadline:  # of no use to anybody
+                    left = keys[at:]
+                    unknown = [Presence.UNKNOWN] * len(left)
+                    await one.hear(left, unknown, self._there)
                     break
                 some = keys[at : at + size]
                 look = look_along(tier, some) if is_along else tier.exists(some)
                 answers = await look
-                told = list(zip(some, answers, strict=True))
                 if is_along and Presence.ABSENT in answers:  # behind it is a guess
-                    told = told[: answers.index(Presence.ABSENT) + 1]
-                one.told.update(told)
+                    answers = answers[: answers.index(Presence.ABSENT) + 1]
+                    some = some[: len(answers)]
+                await one.hear(some, answers, self._there)
                 if at == 0 and anyio.current_time() >= self._half:
                     self._tell()  # the first is of use without those behind it
-            else:
-                left = keys[:0]
+            left = keys[:0]
         finally:  # also where all ends meanwhile
             for key in left:
                 one.told.setdefault(key, Presence.UNKNOWN)
@@ -183,18 +297,3 @@ class Looks:
     def _tell(self) -> None:
         told, self._told = self._told, anyio.Event()
         told.set()
-
-    async def _wait(self, until: float) -> None:
-        with anyio.move_on_at(until):
-            await self._told.wait()
-
-
-def _up_to_gap(
-    keys: Sequence[PackedKey], told: Mapping[PackedKey, Presence]
-) -> Sequence[PackedKey]:
-    """Return those up to the first that is not there, as far as it was told."""
-    there = Presence.PRESENT
-    for at, key in enumerate(keys):
-        if told.get(key, there) is not there:
-            return keys[: at + 1]
-    return keys
