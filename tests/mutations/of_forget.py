@@ -10,6 +10,8 @@ _CONNECTION = "ucm/agent/connection.py"
 _CORE = "ucm/agent/core.py"
 _LANDING = "ucm/agent/landing.py"
 _LIBRARY = "ucm/cache/forgetting.py"
+_RM = "ucm/cli/store/change.py"
+_RMS = "tests/cli/test_store_tiers.py::TestRm"
 _SPILL = "ucm/agent/spill.py"
 _FLIGHTS = "tests/agent/test_forget.py::TestFlights"
 _HOSTS = "tests/cache/test_forgetting.py"
@@ -261,5 +263,43 @@ FORGET = (
         killers=(
             "tests/agent/test_health.py::TestRefresh::test_what_an_agent_was_told_and_has_no_answer_for_is_counted",
         ),
+    ),
+    Mutant(
+        name="rm_leaves_what_tiers_have",
+        why="What is removed is fetched again with the next request.",
+        file=_RM,
+        find="                        parting.forget(keys, slot_bytes)\n",
+        replace="                        pass\n",
+        killers=(
+            f"{_RMS}::test_blocks_go_from_the_tiers_of_the_agent_too",
+            f"{_RMS}::test_where_no_agent_runs_tiers_may_have_them",
+        ),
+    ),
+    Mutant(
+        name="rm_takes_from_tiers_unasked",
+        why="Who would keep what tiers have loses it for all machines.",
+        file=_RM,
+        find="has_tiers = parting.had_agent and not slab_only",
+        replace="has_tiers = parting.had_agent",
+        killers=(f"{_RMS}::test_blocks_go_from_the_tiers_of_the_agent_too",),
+    ),
+    Mutant(
+        name="rm_well_though_tiers_kept_some",
+        why="Nobody hears that a tier has them yet.",
+        file=_RM,
+        find="return NOT_WELL if parting.kept or parting.unasked else 0",
+        replace="return 0",
+        killers=(
+            f"{_RMS}::test_tier_that_may_have_some_yet_is_named",
+            f"{_RMS}::test_where_no_agent_runs_tiers_may_have_them",
+        ),
+    ),
+    Mutant(
+        name="rm_asks_a_silent_agent_again",
+        why="Each 65 536 blocks cost a minute more.",
+        file="ucm/agent/parting.py",
+        find="            if not self.problem:\n",
+        replace="            if True:\n",
+        killers=(f"{_RMS}::test_agent_that_takes_nothing_from_tiers_is_told_of",),
     ),
 )

@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import click
 
+from ucm.agent.parting import Parting
 from ucm.blocks import PackedKey
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json
@@ -30,6 +31,7 @@ _PATH = click.Path(path_type=Path)
 @click.argument("path", type=_PATH)
 @choosing
 @click.option("--all", "takes_all", is_flag=True, help="Everything.")
+@click.option("--slab-only", is_flag=True, help="Leave what tiers have of them.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -37,17 +39,20 @@ def rm(
     path: Path,
     *,
     takes_all: bool,
+    slab_only: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
     wanted: Wanted,
-) -> None:
+) -> int:
     """
-    Forget blocks of the slab in PATH; asks before it does.
+    Forget blocks of the slab in PATH, also in tiers; asks before it does.
 
     Engines go on: what they are about to load and is gone they compute. Several options
     of one kind add up; those of different kinds must all be true of a block. What is
-    saved meanwhile may stay. Tiers keep what they have.
+    saved meanwhile may stay. The slab's agent, if it runs, has its tiers forget them, or they
+    would be fetched again; shared tiers lose them for all machines. What only tiers have is
+    not looked for. Exit code 1 if tiers may have some of them yet.
     """
     with SlabSurvey(path) as survey:
         choice = wanted.choose(survey)
@@ -56,26 +61,59 @@ def rm(
                 "say which blocks, with --key, --prefix, --keyspace or --prompt, or --all"
             )
         matched, nbytes = _count(survey, choice)
-        forgotten = 0
+        forgotten, parting = 0, Parting(survey.path)
+        has_tiers = parting.had_agent and not slab_only
         if matched and not dry_run:
             if not yes:
-                what = f"Forget {matched} blocks, {size_text(nbytes)}? (--yes does not ask)"
-                click.confirm(what, abort=True, err=True)
-            forgotten = _forget(survey, choice, matched)
+                what = f"Forget {matched} blocks, {size_text(nbytes)}"
+                what += ", in tiers too" if has_tiers else ""
+                click.confirm(f"{what}? (--yes does not ask)", abort=True, err=True)
+            told = parting if has_tiers else None
+            forgotten = _forget(survey, choice, matched, told)
     answer = {
         "path": str(path),
         "matched": matched,
         "nbytes": nbytes,
         "forgotten": forgotten,
         "dry_run": dry_run,
+        "tiers": _told_of(parting) if has_tiers else None,
     }
     if as_json:
         say_json(answer)
     else:
-        console().print(
-            f"{matched} blocks, {size_text(nbytes)}: "
-            + ("none forgotten" if dry_run else f"{forgotten} forgotten")
+        said = "none forgotten" if dry_run else f"{forgotten} forgotten"
+        lines = [f"{matched} blocks, {size_text(nbytes)}: {said}"]
+        if has_tiers:
+            lines += _lines_of(parting, dry_run=dry_run)
+        console().print("\n".join(lines), markup=False)
+    return NOT_WELL if parting.kept or parting.unasked else 0
+
+
+def _told_of(parting: Parting) -> dict[str, object]:
+    """Return what became of blocks in tiers, for programs."""
+    return {
+        "forgotten": parting.forgotten,
+        "unasked": parting.unasked,
+        "kept": sorted(parting.kept),
+        "problem": parting.problem,
+    }
+
+
+def _lines_of(parting: Parting, *, dry_run: bool) -> list[str]:
+    """Return that for people."""
+    if dry_run:
+        return ["tiers are asked to forget them, too, by the slab's agent"]
+    lines = [f"tiers had {parting.forgotten} of them, and have these no more"]
+    if parting.kept:
+        names = ", ".join(map(plain, sorted(parting.kept)))
+        lines.append(f"may have some of the others yet: {names}")
+    if parting.unasked:
+        lines.append(
+            f"tiers may have {parting.unasked} of them yet: no agent has answered"
+            f" ({plain(parting.problem)}); once one runs, a request of its engine that"
+            ' says "forget" takes them from there'
         )
+    return lines
 
 
 def _chosen(surveyed: ClassSurvey, choice: Choice) -> Iterator[Blocks]:
@@ -94,7 +132,9 @@ def _count(survey: SlabSurvey, choice: Choice) -> tuple[int, int]:
     return matched, nbytes
 
 
-def _forget(survey: SlabSurvey, choice: Choice, total: int) -> int:
+def _forget(
+    survey: SlabSurvey, choice: Choice, total: int, parting: Parting | None
+) -> int:
     forgotten = 0
     with progress("forgotten", total, is_bytes=False) as tell:
         for surveyed in survey.classes:
@@ -105,6 +145,10 @@ def _forget(survey: SlabSurvey, choice: Choice, total: int) -> int:
                 for found in _chosen(surveyed, choice):
                     keys = [PackedKey(found.key(at)) for at in range(len(found))]
                     forgotten += store.forget(keys)
+                    if (
+                        parting is not None
+                    ):  # behind the slab, or they are spilled again
+                        parting.forget(keys, slot_bytes)
                     tell(forgotten)
     return forgotten
 
