@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ucm store rm`` has the slab's agent take blocks from its tiers, and says what it could not."""
+"""``ucm store rm --tiers`` has the slab's agent take blocks from its tiers, and says what it could not."""
 
 import threading
 
@@ -50,9 +50,9 @@ def remove(path, capsys, says, code: int, *words: str):
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        return ask(capsys, "store", "rm", path, "--all", "--yes", *words, code=code)[
-            "tiers"
-        ], heard
+        return ask(
+            capsys, "store", "rm", path, "--all", "--yes", "--tiers", *words, code=code
+        )["tiers"], heard
     finally:
         thread.join()
         agent.close()
@@ -61,7 +61,7 @@ def remove(path, capsys, says, code: int, *words: str):
 class TestRm:
     @pytest.mark.slow
     def test_blocks_go_from_the_tiers_of_the_agent_too(self, place, capsys) -> None:
-        """What is removed was fetched again from a tier; with --slab-only it still is."""
+        """What is removed was fetched again from a tier; without --tiers it still is."""
 
         def spilled() -> int:
             slots = place.status()["slots"]
@@ -78,9 +78,9 @@ class TestRm:
             save(slab, KEYS)
             until(lambda: spilled() == len(KEYS))
             chosen = ("store", "rm", place.slab, "--key", KEYS[0].hex(), "--yes")
-            assert ask(capsys, *chosen, "--slab-only")["tiers"] is None
+            assert ask(capsys, *chosen)["tiers"] is None
             assert len(KEYS) == files()
-            answer = ask(capsys, "store", "rm", place.slab, "--all", "--yes")
+            answer = ask(capsys, "store", "rm", place.slab, "--all", "--yes", "--tiers")
             assert 5 == answer["forgotten"] == answer["tiers"]["forgotten"]
             assert (0, []) == (answer["tiers"]["unasked"], answer["tiers"]["kept"])
             assert 1 == files()
@@ -120,10 +120,12 @@ class TestRm:
 
     def test_where_no_agent_runs_tiers_may_have_them(self, path, capsys) -> None:
         """It is said plainly, with what to do; a dry run asks nobody and is well."""
-        dry = tell(capsys, "store", "rm", path, "--all", "--dry-run")
+        chosen = ("store", "rm", path, "--all")
+        assert "--tiers takes them from there" in tell(capsys, *chosen, "--dry-run")[1]
+        dry = tell(capsys, *chosen, "--dry-run", "--tiers")
         assert 0 == dry[0]
         assert "tiers are asked to forget them, too" in dry[1]
-        code, said, _ = tell(capsys, "store", "rm", path, "--all", "--yes")
+        code, said, _ = tell(capsys, *chosen, "--yes", "--tiers")
         assert NOT_WELL == code
         assert "6 forgotten" in said
         assert (

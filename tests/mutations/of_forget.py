@@ -279,8 +279,8 @@ FORGET = (
         name="rm_takes_from_tiers_unasked",
         why="Who would keep what tiers have loses it for all machines.",
         file=_RM,
-        find="has_tiers = parting.had_agent and not slab_only",
-        replace="has_tiers = parting.had_agent",
+        find="has_tiers = had_agent and in_tiers",
+        replace="has_tiers = had_agent",
         killers=(f"{_RMS}::test_blocks_go_from_the_tiers_of_the_agent_too",),
     ),
     Mutant(

@@ -25,13 +25,18 @@ _PATH = click.Path(path_type=Path)
 @click.command(
     epilog=examples(
         "ucm store rm /dev/shm/ucm --keyspace 3f2a81c0 --dry-run",
-        "ucm store rm /dev/shm/ucm --keyspace 3f2a81c0 --prompt ids.json --yes",
+        "ucm store rm /dev/shm/ucm --keyspace 3f2a81c0 --prompt ids.json --tiers --yes",
     )
 )
 @click.argument("path", type=_PATH)
 @choosing
 @click.option("--all", "takes_all", is_flag=True, help="Everything.")
-@click.option("--slab-only", is_flag=True, help="Leave what tiers have of them.")
+@click.option(
+    "--tiers",
+    "in_tiers",
+    is_flag=True,
+    help="Take them from the tiers of the slab's agent, too; from shared ones for all machines.",
+)
 @click.option("--dry-run", is_flag=True, help="Only tell what would go.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -39,20 +44,20 @@ def rm(
     path: Path,
     *,
     takes_all: bool,
-    slab_only: bool,
+    in_tiers: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
     wanted: Wanted,
 ) -> int:
     """
-    Forget blocks of the slab in PATH, also in tiers; asks before it does.
+    Forget blocks of the slab in PATH; asks before it does.
 
     Engines go on: what they are about to load and is gone they compute. Several options
     of one kind add up; those of different kinds must all be true of a block. What is
-    saved meanwhile may stay. The slab's agent, if it runs, has its tiers forget them, or they
-    would be fetched again; shared tiers lose them for all machines. What only tiers have is
-    not looked for. Exit code 1 if tiers may have some of them yet.
+    saved meanwhile may stay. Tiers keep what they have, and who wants it has it fetched again, unless
+    --tiers is given: then exit code 1 says that tiers may have some of them yet. What only tiers have is
+    not looked for.
     """
     with SlabSurvey(path) as survey:
         choice = wanted.choose(survey)
@@ -62,7 +67,8 @@ def rm(
             )
         matched, nbytes = _count(survey, choice)
         forgotten, parting = 0, Parting(survey.path)
-        has_tiers = parting.had_agent and not slab_only
+        had_agent = parting.had_agent
+        has_tiers = had_agent and in_tiers
         if matched and not dry_run:
             if not yes:
                 what = f"Forget {matched} blocks, {size_text(nbytes)}"
@@ -85,6 +91,8 @@ def rm(
         lines = [f"{matched} blocks, {size_text(nbytes)}: {said}"]
         if has_tiers:
             lines += _lines_of(parting, dry_run=dry_run)
+        elif had_agent:
+            lines += ["tiers may have them as well: --tiers takes them from there, too"]
         console().print("\n".join(lines), markup=False)
     return NOT_WELL if parting.kept or parting.unasked else 0
 
