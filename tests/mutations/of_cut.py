@@ -305,8 +305,8 @@ CUT = (
         name="calls_go_on_behind_the_end",
         why="R-52: what was queued connects anew to a backend that was closed.",
         file="ucm/backends/_redis_servers.py",
-        find="        if not self._is_open:\n            return told\n",
-        replace="",
+        find="        if not self._is_open or not commands:",
+        replace="        if not commands:",
         killers=(f"{_LINKS}::test_nothing_goes_on_behind_the_end_of_a_backend",),
     ),
     Mutant(

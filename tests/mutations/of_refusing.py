@@ -54,8 +54,8 @@ REFUSING = (
         name="reads_say_that_a_server_takes",
         why="R-52: it is sent blocks again whenever somebody reads.",
         file=_SERVERS,
-        find="            if server is not None and self.is_cluster and are_writes:",
-        replace="            if server is not None and self.is_cluster:",
+        find="            if server is not None and are_writes:",
+        replace="            if server is not None:",
         killers=(f"{_COSTS}[noreplicas]",),
     ),
     Mutant(

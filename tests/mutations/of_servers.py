@@ -284,6 +284,14 @@ SERVERS = (
         ),
     ),
     Mutant(
+        name="headers_of_a_full_request_have_a_timeout_of_their_own",
+        why="R-52: an agent ends its call before a server that is silent is given up.",
+        file="ucm/backends/_redis_link.py",
+        find="round(nbytes / _TIMED_BYTES)",
+        replace="-(-nbytes // _TIMED_BYTES)",
+        killers=(f"{_READ}::test_request_has_time_for_what_it_moves",),
+    ),
+    Mutant(
         name="no_thread_is_a_bug",
         why="R-52: an agent ends, with all its tiers, where its machine starts no more threads.",
         file="ucm/backends/_redis_link.py",

@@ -25,7 +25,6 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 import anyio
-import numpy as np
 from redis.exceptions import ResponseError
 
 from ucm import native
@@ -42,7 +41,7 @@ _MOST_CHUNKS: Final = 512
 _FEW: Final = 8
 """Values read by one call behind another answer; twice as many by the next, and so on."""
 _TIMED_BYTES: Final = 8 << 20
-"""Moved within one timeout; a large block is one request, and has more of them."""
+"""Moved within one timeout, as a full request is; a large block is one, and has more of them."""
 _MOST_LEFT: Final = 16
 """Threads that still open connections nobody waits for: a name may be looked up for minutes."""
 _PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
@@ -205,7 +204,7 @@ class Link:
         if link is None:
             raise ConnectionError("it was never opened")
         if _is_plain(link):
-            _send(link, [memoryview(chunk) for chunk in chunks])
+            _send(link, chunks)
         else:
             for chunk in chunks:
                 link.sendall(chunk)
@@ -292,16 +291,16 @@ class Links:
             link.abort()
 
 
-def _send(link: socket.socket, views: list[memoryview]) -> None:
+def _send(link: socket.socket, chunks: list[bytes | memoryview]) -> None:
     """Send all, few pieces at a time."""
     at = 0
-    while at < len(views):
-        nbytes = link.sendmsg(views[at : at + _MOST_CHUNKS])
-        while at < len(views) and nbytes >= len(views[at]):
-            nbytes -= len(views[at])
+    while at < len(chunks):
+        nbytes = link.sendmsg(chunks[at : at + _MOST_CHUNKS])
+        while at < len(chunks) and nbytes >= len(chunks[at]):
+            nbytes -= len(chunks[at])
             at += 1
         if nbytes:
-            views[at] = views[at][nbytes:]
+            chunks[at] = chunks[at][nbytes:]
 
 
 def read_answers(
@@ -379,7 +378,7 @@ def _sizes(numbers: Iterable[int]) -> "ctypes.Array[ctypes.c_size_t]":
 
 
 def _address(memory: memoryview) -> int:
-    return native.address_of(np.frombuffer(memory, np.uint8))
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _is_demoted(answer: Answer) -> bool:
@@ -390,4 +389,5 @@ def _is_demoted(answer: Answer) -> bool:
 def seconds_for(commands: Sequence[Command], timeout: float) -> float:
     """Return for how long at most a request goes on, by what it moves."""
     nbytes = sum(command.nbytes for command in commands)
-    return timeout * max(1, -(-nbytes // _TIMED_BYTES))
+    # Names and headers beside a full request's blocks are no reason to wait twice as long.
+    return timeout * max(1, round(nbytes / _TIMED_BYTES))

@@ -163,22 +163,22 @@ class Servers:
             are_writes: all for servers to take something, or to let it go.
         """
         told: list[Any] = [_NOBODYS] * len(commands)
-        if not self._is_open:
+        if not self._is_open or not commands:
             return told
+        if not self.is_cluster:
+            server = self._server_of(commands[0])
+            return await self._ask_one(server, commands, spares=False)
         shares: dict[_Server | None, list[int]] = {}
-        if commands and not self.is_cluster:
-            shares[self._server_of(commands[0])] = list(range(len(commands)))
-        else:
-            for at, command in enumerate(commands):
-                shares.setdefault(self._server_of(command), []).append(at)
-        spares = self.is_cluster and not self._are_all(_is_away)
+        for at, command in enumerate(commands):
+            shares.setdefault(self._server_of(command), []).append(at)
+        spares = not self._are_all(_is_away)
         spares_writes = are_writes and not self._are_all(_takes_nothing)
 
         async def ask_one(server: _Server | None, mine: list[int]) -> None:
             asked = [commands[at] for at in mine]
             ask = functools.partial(self._ask_one, server, asked, spares=spares)
             answers: list[Any] | None
-            if server is not None and self.is_cluster and are_writes:
+            if server is not None and are_writes:
                 answers = await _ask_to_take(server, ask, spares=spares_writes)
             else:
                 answers = await ask()

@@ -232,17 +232,19 @@ class Answers:
 def encoded(commands: Sequence[Command]) -> list[bytes | memoryview]:
     """Return what is sent: small pieces joined, memory as it is."""
     chunks: list[bytes | memoryview] = []
-    small = bytearray()
+    small: list[bytes] = []
     for command in commands:
-        small += b"*%d\r\n" % len(command.words)
+        small.append(b"*%d\r\n" % len(command.words))
         for word in command.words:
-            pieces = (word,) if isinstance(word, bytes) else word
-            small += b"$%d\r\n" % sum(map(len, pieces))
-            for piece in pieces:
+            if isinstance(word, bytes):
+                small.append(b"$%d\r\n%b\r\n" % (len(word), word))
+                continue
+            small.append(b"$%d\r\n" % sum(map(len, word)))
+            for piece in word:
                 if isinstance(piece, memoryview):
-                    chunks += [bytes(small), piece]
+                    chunks += (b"".join(small), piece)
                     small.clear()
                 else:
-                    small += piece
-            small += _CRLF
-    return [*chunks, bytes(small)]
+                    small.append(piece)
+            small.append(_CRLF)
+    return [*chunks, b"".join(small)]

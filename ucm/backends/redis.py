@@ -51,8 +51,8 @@ from ucm.settings import read_section
 __all__ = ["RedisBackend", "name_of"]
 
 _PART_BYTES = 1 << 20
-_CALL_BYTES = 4 << 20
-"""Of one request at most."""
+_CALL_BYTES = 8 << 20
+"""Of one request at most, if it has more blocks than one."""
 _LARGEST_BLOCK = 256 << 20
 _LONGER_S = 60
 """Parts live so much longer than their head."""
