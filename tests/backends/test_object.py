@@ -11,6 +11,7 @@ from obstore.store import S3Store
 
 from tests.backends.servers import ACCESS, BUCKET, LIMIT_S, object_server
 from ucm.backends.abc import Presence, Verdict
+from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.object import ObjectBackend, _path
 from ucm.backends.wrap import DeadlineBackend
 from ucm.errors import ConfigError
@@ -134,9 +135,20 @@ class TestService:
         assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
 
     async def test_huge_object_is_not_fetched(self, service, tmp_path):
-        """A foreign object of another length is garbage by its head."""
+        """A foreign object of another length is garbage; no more of it is asked for than a block has."""
         backend = await open_objects(service[1], tmp_path)
         await backend.put([seal(KEYS[0], 8 << 20)])
+        ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
+        assert Verdict.GARBAGE is got.verdict
+
+    @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES])
+    async def test_object_that_is_cut_short_is_garbage(
+        self, service, tmp_path, length: int
+    ):
+        """Also one without a byte, of which a service gives no range: else it is asked for again and again."""
+        backend = await open_objects(service[1], tmp_path)
+        await backend.put([seal(KEYS[0])])
+        obstore.put(backend._store, _path(KEYS[0]), bytes(length))
         ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
         assert Verdict.GARBAGE is got.verdict
 

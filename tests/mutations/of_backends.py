@@ -285,11 +285,22 @@ BACKENDS = (
     ),
     Mutant(
         name="object_of_another_length_fetched",
-        why="A foreign object of a terabyte is read into the agent's memory.",
+        why="A foreign object stays where it is, and counts against a service that is well.",
         file=_OBJECT,
-        find='            if found.meta["size"] != HEADER_BYTES + len(target):\n                return GARBAGE\n',
-        replace='            if found.meta["size"] != HEADER_BYTES + len(target):\n                return _UNAVAILABLE\n',
-        killers=(f"{_SERVICE}::test_huge_object_is_not_fetched",),
+        find="            else GARBAGE\n",
+        replace="            else _UNAVAILABLE\n",
+        killers=(
+            f"{_SERVICE}::test_huge_object_is_not_fetched",
+            f"{_SERVICE}::test_object_that_is_cut_short_is_garbage",
+        ),
+    ),
+    Mutant(
+        name="object_without_a_byte_unavailable",
+        why="So does one that was cut to nothing.",
+        file=_OBJECT,
+        find="            return GARBAGE if is_empty else _UNAVAILABLE\n",
+        replace="            return _UNAVAILABLE\n",
+        killers=(f"{_SERVICE}::test_object_that_is_cut_short_is_garbage",),
     ),
     Mutant(
         name="object_overwritten",

@@ -176,7 +176,7 @@ class ObjectBackend(Backend):
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
-        """Ask for each object; the bytes of one of another length are not fetched."""
+        """Ask for as much of each object as there is room for; one of another length is garbage."""
         told = [_UNAVAILABLE] * len(keys)
         pairs = list(zip(keys, targets, strict=True))
         return await self._many.run(pairs, self._get, told) if self._is_open else told
@@ -210,16 +210,30 @@ class ObjectBackend(Backend):
 
     async def _get(self, pair: tuple[PackedKey, memoryview]) -> Fetched:
         key, target = pair
+        path, nbytes = _path(key), HEADER_BYTES + len(target)
         try:
-            found = await obstore.get_async(self._store, _path(key))
-            if found.meta["size"] != HEADER_BYTES + len(target):
-                return GARBAGE
-            value = await found.bytes_async()
+            # One call, where the object's length and then its bytes are two; a longer one has another byte.
+            value = await obstore.get_range_async(
+                self._store, path, start=0, end=nbytes + 1
+            )
         except (NotFoundError, FileNotFoundError):
             return Fetched(Verdict.ABSENT)
         except _ERRORS:
-            return _UNAVAILABLE
-        return Envelope.open(memoryview(value), key, target)
+            is_empty = await self._size_of(path) == 0  # no range of it can be asked for
+            return GARBAGE if is_empty else _UNAVAILABLE
+        return (
+            Envelope.open(memoryview(value), key, target)
+            if len(value) == nbytes
+            else GARBAGE
+        )
+
+    async def _size_of(self, path: str) -> int | None:
+        """Return how many bytes an object has; None: it is not there, or not known."""
+        try:
+            size: int = (await obstore.head_async(self._store, path))["size"]
+        except _ERRORS:
+            return None
+        return size
 
     async def _put(self, block: Sealed) -> Verdict:
         if len(block.data) > _LARGEST_BLOCK:
