@@ -53,8 +53,9 @@ FEATURES: tuple[Feature, ...] = (
         "Asynchronous scheduling",
         Verdict.HANDLED,
         "Plans may be in flight; layer-wise loads fall back. The engine has it off on "
-        "CPU, so this is the fake engine's word.",
+        "CPU, where the test switches it on.",
         (
+            "e2e/test_features.py::test_batches_in_flight_are_exact_in_a_tiny_pool",
             f"{_DOOR}/test_host_runners.py::TestRunners",
             f"{_DOOR}/test_modes.py::TestTable",
         ),

@@ -28,6 +28,7 @@ PROMPTS = [prompt(3000 + at, 300 + 40 * at) for at in range(4)]
 BLOCKS = 9
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 DRAFTED = "vllm:spec_decode_num_draft_tokens"
+PREEMPTIONS = "vllm:num_preemptions"
 
 
 def cold_and_warm(
@@ -261,3 +262,62 @@ def test_streamed_input_goes_on_from_saved_blocks(llama: Path, tmp_path: Path) -
         if each["event"] == PREFIX_MATCHED
     ]
     assert [256] == matched
+
+
+@pytest.mark.parametrize("drafts", [0, 3], ids=["tokens", "drafts"])
+@pytest.mark.parametrize("use_layerwise", [False, True], ids=["async", "layerwise"])
+def test_batches_in_flight_are_exact_in_a_tiny_pool(
+    llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    drafts: int,
+    use_layerwise: bool,
+) -> None:
+    """The next batch is scheduled before the last one's tokens are known, and requests are
+    preempted amid both: equal tokens, from saved blocks too, and nothing is left."""
+    keep_asynchronous(monkeypatch)
+    prompts = [prompt(3200 + at, 150) for at in range(6)]
+    with in_process_engine(llama, block_size=32) as llm:
+        alone = generate(llm, prompts, 60).token_ids
+    config = ucm_config(
+        tmp_path / "slab", use_layerwise=use_layerwise, save_decoded="each_block"
+    )
+    tiny: dict[str, Any] = {
+        "block_size": 32,
+        "num_blocks": 24,
+        "max_num_seqs": 6,
+        "max_model_len": 256,
+        "async_scheduling": True,
+    }
+    if drafts:
+        tiny["speculative_config"] = {
+            "method": "draft_model",
+            "model": str(llama),
+            "num_speculative_tokens": drafts,
+        }
+    with in_process_engine(llama, kv_transfer_config=config, **tiny) as llm:
+        assert llm.llm_engine.engine_core.engine_core.batch_queue is not None
+        assert alone == generate(llm, prompts, 60).token_ids
+        assert counter(llm, PREEMPTIONS) > 0
+        assert {} == quiesced(llm)
+        reset_prefix_cache(llm)
+        assert alone == generate(llm, prompts, 60).token_ids
+        assert counter(llm, LOADED) > 0
+        assert {} == quiesced(llm)
+
+
+def keep_asynchronous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine schedule asynchronously where its platform, a CPU, switches that off."""
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    check = platform.check_and_update_config
+
+    def check_and_keep(_: object, vllm_config: Any) -> None:
+        wanted = vllm_config.scheduler_config.async_scheduling
+        check(vllm_config)
+        vllm_config.scheduler_config.async_scheduling = wanted
+
+    monkeypatch.setattr(
+        platform, "check_and_update_config", classmethod(check_and_keep)
+    )
