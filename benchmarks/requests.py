@@ -106,7 +106,7 @@ def _resting(count: int) -> float:
             ScheduledRequest(
                 request_id=f"request-{at}",
                 computed_tokens=0,
-                scheduled_tokens=64,
+                end_tokens=64,
                 prompt_tokens=64,
                 hashes=[block.to_bytes(32, "big") for block in blocks],
                 tables=[blocks],

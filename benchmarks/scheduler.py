@@ -102,7 +102,7 @@ class SchedulerSide:
             ScheduledRequest(
                 request_id=request,
                 computed_tokens=0,
-                scheduled_tokens=len(blocks) * BLOCK_TOKENS,
+                end_tokens=len(blocks) * BLOCK_TOKENS,
                 prompt_tokens=len(blocks) * BLOCK_TOKENS,
                 hashes=hashes,
                 tables=[blocks],

@@ -19,7 +19,7 @@ mixed with the fingerprint. It is then as if nothing had been put down.
 import enum
 from typing import Final
 
-import attrs
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -52,8 +52,7 @@ class Fate(enum.Enum):
     """Its bytes were not those that had been saved, so that it was deleted."""
 
 
-@attrs.frozen
-class Told:
+class Told(msgspec.Struct, frozen=True):
     """
     What a store tells of a block.
 

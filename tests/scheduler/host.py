@@ -216,7 +216,7 @@ class Host(Workers):
         return ScheduledRequest(
             request_id=request.request_id,
             computed_tokens=request.computed,
-            scheduled_tokens=count,
+            end_tokens=request.computed + count,
             prompt_tokens=request.num_prompt,
             hashes=self._hashes(request),
             tables=[list(table) for table in request.tables],

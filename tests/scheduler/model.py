@@ -175,7 +175,7 @@ def scheduled(
     return ScheduledRequest(
         request_id=request_id,
         computed_tokens=computed,
-        scheduled_tokens=tokens,
+        end_tokens=computed + tokens,
         prompt_tokens=prompt,
         hashes=hashes,
         tables=tables,

@@ -13,7 +13,7 @@ Pure: time is told.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-import attrs
+import msgspec
 
 from ucm.blocks import GroupId
 from ucm.scheduler.budget import cut_deferrals
@@ -24,8 +24,7 @@ from ucm.scheduler.shares import Run, Stay
 __all__ = ["Deferrals", "Ending", "Endings"]
 
 
-@attrs.define(eq=False)
-class Ending:
+class Ending(msgspec.Struct, eq=False):
     """
     A request that has ended.
 

@@ -28,7 +28,7 @@ overwritten. So the engine offers each in the step that computes it: then or nev
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import attrs
+import msgspec
 
 from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
@@ -55,8 +55,7 @@ _EARLIEST_NS = 1 << 31
 """No life has an earlier moment: stamps of its blocks stay above 0."""
 
 
-@attrs.define(kw_only=True)
-class Life:
+class Life(msgspec.Struct, kw_only=True, eq=False):
     """
     One life of a request.
 
@@ -88,14 +87,14 @@ class Life:
     may_load: bool = True
     may_save: bool = True
     most_saved: int = NO_LIMIT
-    loads: set[int] = attrs.Factory(set)
+    loads: set[int] = set()
     loading: tuple[int, int] = (0, 0)
     external: tuple[range, ...] = ()
     starts_at_computed: bool = False
     prompt_tokens: int = 0
     cursors: list[int] | None = None
     pending: tuple[list[range], ...] = ()
-    queued: list[tuple[GroupId, Run]] = attrs.Factory(list)
+    queued: list[tuple[GroupId, Run]] = []
     due: int = 0
     is_over: bool = False
 

@@ -2,9 +2,8 @@
 """What a look-up says: how much can be loaded, why not more, and for want of what."""
 
 import enum
-from typing import NamedTuple
 
-import attrs
+import msgspec
 
 from ucm.layout import GroupLayout
 
@@ -41,7 +40,7 @@ class MatchReason(enum.Enum):
     """The worker's runtime has failed; nothing is loaded any more."""
 
 
-class MissingBlock(NamedTuple):
+class MissingBlock(msgspec.Struct, frozen=True):
     """
     Where a prefix ends that can be loaded.
 
@@ -56,8 +55,7 @@ class MissingBlock(NamedTuple):
     block_hash: bytes
 
 
-@attrs.frozen
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True, eq=False):
     """
     The answer to one look-up.
 
@@ -65,14 +63,21 @@ class PrefixMatch:
         tokens: Tokens to load beyond those that are computed.
         reason: Why it is not more.
         wanted: Tokens of all whole blocks beyond those that are computed.
-        missing: The block for want of which it is not as many, as ``MissingBlock``
-            names it; for people, who ask for the few that decide.
+        missing: The block for want of which it is not as many.
     """
 
     tokens: int
     reason: MatchReason
-    wanted: int = attrs.field(default=0, eq=False)
-    missing: tuple[GroupLayout, int, bytes] | None = attrs.field(default=None, eq=False)
+    wanted: int = 0
+    missing: MissingBlock | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PrefixMatch):
+            return NotImplemented
+        return (self.tokens, self.reason) == (other.tokens, other.reason)
+
+    def __hash__(self) -> int:
+        return hash((self.tokens, self.reason))
 
     @property
     def is_whole(self) -> bool:

@@ -24,7 +24,7 @@ from ucm.blocks import KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreBypassedError, StoreUnavailableError
 from ucm.fates import Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout
-from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
 from ucm.uses import Uses
 
 __all__ = ["BlockIndex", "DeniedKey", "PrefixMatcher"]
@@ -170,7 +170,7 @@ class PrefixMatcher:
             return PrefixMatch(0, MatchReason.UNAVAILABLE, wanted)
         block = None
         if found := lower or missing:
-            block = *found, hashes[self.layout.hash_index(*found)]
+            block = MissingBlock(*found, hashes[self.layout.hash_index(*found)])
         if top <= computed_tokens:
             return PrefixMatch(0, MatchReason.MISS, wanted, block)
         return PrefixMatch(top - computed_tokens, MatchReason.HIT, wanted, block)

@@ -15,7 +15,7 @@ so does what a scheduler of another engine was refused.
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import attrs
+import msgspec
 
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
@@ -68,8 +68,7 @@ _GONE: Final = {
 }
 
 
-@attrs.frozen
-class Miss:
+class Miss(msgspec.Struct, frozen=True):
     """
     Why a look-up fell short.
 
@@ -121,7 +120,7 @@ class Misses:
             elsewhere: Asked about a block of which nothing is known.
         """
         if match.missing is not None:
-            return self._of_block(MissingBlock(*match.missing), match, elsewhere)
+            return self._of_block(match.missing, match, elsewhere)
         declined = _DECLINED.get(match.reason)
         is_all = match.reason is MatchReason.TOO_SHORT and computed_tokens
         if declined is None or is_all:

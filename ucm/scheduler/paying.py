@@ -20,7 +20,7 @@ Of what nothing is known, and that it is tried again, is ``ucm.worth``'s.
 from collections.abc import Iterable
 from typing import Final
 
-import attrs
+import msgspec
 
 from ucm.layout import KVLayout
 from ucm.scheduler.prompts import PromptSpeed
@@ -33,8 +33,7 @@ _FEW_TOKENS: Final = 64
 arithmetic is the limit. Two cores, which compute 64 in 10 ms, lost 10 to 40 by a missed step."""
 
 
-@attrs.frozen
-class _Ordered:
+class _Ordered(msgspec.Struct, frozen=True):
     """A load that is on its way: of how many bytes, and since when."""
 
     nbytes: int

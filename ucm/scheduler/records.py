@@ -13,7 +13,7 @@ Pure: time is told.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import attrs
+import msgspec
 
 from ucm.blocks import Owner
 from ucm.scheduler.messages import SpanOrder
@@ -36,8 +36,7 @@ class SaveEnd(NamedTuple):
     stored: int
 
 
-@attrs.define(eq=False)
-class Record:
+class Record(msgspec.Struct, eq=False):
     """
     What is known of a request.
 
@@ -66,7 +65,7 @@ class Record:
     """
 
     request_id: str
-    lives: list[tuple[str, int]] = attrs.Factory(list)
+    lives: list[tuple[str, int]] = []
     began_s: float = 0.0
     trace: str = ""
     is_aborted: bool = False
@@ -75,7 +74,7 @@ class Record:
     prompt_tokens: int = 0
     computed_tokens: int = 0
     matched_tokens: int = 0
-    hit_tokens: dict[str, int] = attrs.Factory(dict)
+    hit_tokens: dict[str, int] = {}
     loaded_tokens: int = 0
     saved_blocks: int = 0
     dropped_blocks: int = 0

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
+import msgspec
 
 from ucm.layout import GroupLayout, KVLayout
 from ucm.scheduler.messages import SpanOrder
@@ -88,8 +89,7 @@ class StateOffer:
     boundary_tokens: int
 
 
-@attrs.frozen(kw_only=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
     One request that runs in this step.
 
@@ -99,7 +99,7 @@ class ScheduledRequest:
     Args:
         request_id: The engine's name for it.
         computed_tokens: Tokens whose KV is there before the step.
-        scheduled_tokens: Tokens that the step computes.
+        end_tokens: Tokens whose KV is there after it.
         prompt_tokens: How many of its tokens are its prompt.
         hashes: The engine's block hashes, for known tokens only.
         tables: ``[groups][blocks]`` the full current block tables.
@@ -107,12 +107,11 @@ class ScheduledRequest:
         is_new: It runs for the first time, or again after a preemption.
         states: All states of the request that the step completes.
         wishes: What it asks of the store.
-        end_tokens: Tokens whose KV is there after the step.
     """
 
     request_id: str
     computed_tokens: int
-    scheduled_tokens: int
+    end_tokens: int
     prompt_tokens: int
     hashes: Sequence[bytes]
     tables: Sequence[Sequence[int]]
@@ -120,19 +119,13 @@ class ScheduledRequest:
     is_new: bool
     states: Sequence[StateOffer] = ()
     wishes: Wishes = NO_WISHES
-    end_tokens: int = attrs.field(init=False)
-
-    @end_tokens.default
-    def _end_tokens(self) -> int:
-        return self.computed_tokens + self.scheduled_tokens
 
     def prefix_blocks(self, group: GroupLayout, at: int) -> Sequence[int]:
         """Return the blocks of the *at*-th group that the step only reads."""
         return self.tables[at][: self.computed_tokens // group.block_tokens]
 
 
-@attrs.frozen(kw_only=True)
-class RequestEnd:
+class RequestEnd(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
     What there is of a request that ends.
 
@@ -145,7 +138,6 @@ class RequestEnd:
         hashes: The engine's block hashes.
         tables: ``[groups][blocks]`` its block tables.
         wishes: What it asks of the store.
-        accepted_tokens: Tokens whose KV is there and theirs.
     """
 
     computed_tokens: int
@@ -154,10 +146,10 @@ class RequestEnd:
     hashes: Sequence[bytes]
     tables: Sequence[Sequence[int]]
     wishes: Wishes = NO_WISHES
-    accepted_tokens: int = attrs.field(init=False)
 
-    @accepted_tokens.default
-    def _accepted_tokens(self) -> int:
+    @property
+    def accepted_tokens(self) -> int:
+        """Tokens whose KV is there and theirs."""
         accepted = max(self.known_tokens - 1, self.prompt_tokens)
         return min(self.computed_tokens, accepted)
 
@@ -166,7 +158,7 @@ class RequestEnd:
         return ScheduledRequest(
             request_id=request_id,
             computed_tokens=self.accepted_tokens,
-            scheduled_tokens=0,
+            end_tokens=self.accepted_tokens,
             prompt_tokens=self.prompt_tokens,
             hashes=self.hashes,
             tables=self.tables,

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import attrs
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -35,8 +35,7 @@ FEW_PREFIXES: Final = 8
 _Blocks = tuple[GroupLayout, Sequence[bytes], npt.NDArray[np.int64]]
 
 
-@attrs.define
-class _Prefix:
+class _Prefix(msgspec.Struct, eq=False):
     """Blocks that hold the first tokens of a request, from one of them on."""
 
     moment: int

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-import attrs
+import msgspec
 
 from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
@@ -35,8 +35,7 @@ _MAX_SPAN_BLOCKS: Final = 16384
 """However small its blocks are, a ticket has to fit into a message."""
 
 
-@attrs.define
-class _Open:
+class _Open(msgspec.Struct, eq=False):
     order: SpanOrder
     ranks_left: set[int]
     hashes: Sequence[bytes] = ()

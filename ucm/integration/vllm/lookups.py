@@ -17,6 +17,8 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
+import msgspec
+from msgspec.structs import replace
 
 from ucm.integration.vllm.adapters import LATE
 from ucm.metrics import Counters, sample_key
@@ -40,8 +42,7 @@ _MISSED: Final = {
 }
 
 
-@attrs.define
-class Lookup:
+class Lookup(msgspec.Struct, eq=False):
     """
     The look-ups of one request.
 
@@ -178,7 +179,7 @@ class Lookups:
             reason, text = shortfall
             detail = {**lookup.miss.detail, "text": text, "slab": lookup.miss.reason}
             detail.pop("age_s", None)
-            lookup.miss = attrs.evolve(lookup.miss, reason=reason, detail=detail)
+            lookup.miss = replace(lookup.miss, reason=reason, detail=detail)
         totals: dict[str, float] = {_LOOKUPS: 1}
         if match.wanted:
             totals[_WANTED] = match.wanted

@@ -221,7 +221,7 @@ class Running:
         return ScheduledRequest(
             request_id=request_id,
             computed_tokens=computed,
-            scheduled_tokens=scheduled,
+            end_tokens=computed + scheduled,
             prompt_tokens=0 if request is None else request.num_prompt_tokens,
             hashes=() if request is None else self._adapters.hashes_of(request),
             tables=_Tables(resolve, request_id) if blocks is None else blocks,
