@@ -89,8 +89,8 @@ DECISIONS = (
         name="life_ignored",
         why="The holds of a finished request defer another one of the same name.",
         file=_LIVES,
-        find="Stay(request_id, next(self._generations), ",
-        replace="Stay(request_id, 0, ",
+        find="key = request_id, next(self._generations)\n",
+        replace="key = request_id, 0\n",
         killers=(f"{_ENDS}::test_used_again_id_starts_a_new_life",),
     ),
     Mutant(

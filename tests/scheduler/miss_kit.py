@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One prompt of eight blocks, looked up and explained as a door does."""
 
-import attrs
+from msgspec.structs import replace
 
 from tests.scheduler.model import facts, hashes_of, scheduled
 from ucm.blocks import PackedKey
@@ -46,7 +46,7 @@ def start(
 ) -> tuple[SpanOrder, ...]:
     """Compute a request of eight blocks; return what is saved of it."""
     request = scheduled("r", HASHES, [range(1, 10)], 0, TOKENS, is_new=True, prompt=32)
-    return adapter.plan_step(facts(attrs.evolve(request, wishes=wishes))).saves
+    return adapter.plan_step(facts(replace(request, wishes=wishes))).saves
 
 
 def end(wishes: Wishes = NO_WISHES) -> RequestEnd:

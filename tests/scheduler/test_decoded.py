@@ -3,8 +3,8 @@
 
 from collections.abc import Callable, Sequence
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.scheduler.model import (
     DIGEST,
@@ -375,10 +375,10 @@ class TestLimit:
         at once or at its end, and behind it nobody looks."""
         for most, at_once, at_end in ((7, [1], []), (13, [1, 2], [3])):
             adapter = make()
-            one = attrs.evolve(start("r", 8, prompt=8), wishes=Wishes(most_saved=most))
+            one = replace(start("r", 8, prompt=8), wishes=Wishes(most_saved=most))
             assert {0: at_once} == saved_blocks(adapter.plan_step(facts(one)))
             assert adapter.due["r"] > 20
-            last = attrs.evolve(end(20, prompt=8), wishes=one.wishes)
+            last = replace(end(20, prompt=8), wishes=one.wishes)
             adapter.request_finished("r", last)
             plan = adapter.plan_step(StepFacts())
             assert at_end == saved_blocks(plan).get(0, [])

@@ -258,8 +258,8 @@ def _check_missing(
     is_short = found.tokens < found.wanted
     assert is_short is (found.missing is not None)
     if found.missing is not None:
-        group, at, block_hash = found.missing
-        is_there, *_ = matcher.stored(group, [block_hash], denied)
+        group, at = found.missing.group, found.missing.at
+        is_there, *_ = matcher.stored(group, [found.missing.block_hash], denied)
         assert not is_there
         align = matcher.layout.alignment_tokens
         end = (at + 1) * group.block_tokens

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Requests that are too short to be worth saving."""
 
-import attrs
+from msgspec.structs import replace
 
 from tests.scheduler.model import (
     HASHES,
@@ -71,7 +71,7 @@ class TestShortest:
     def test_long_prompt_is_saved_piece_by_piece(self, index: SetIndex) -> None:
         """R-56: what counts of a prompt is its length, not how far it is computed."""
         adapter = make(index, 16)
-        one = attrs.evolve(start("r", 8, prompt=16), prompt_tokens=16)
+        one = replace(start("r", 8, prompt=16), prompt_tokens=16)
         plans = [adapter.plan_step(facts(one))]
         plans.append(adapter.plan_step(facts(go_on("r", 11, prompt=16))))
         assert [1, 2, 3] == all_saved(plans)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """States of recurrent layers: offered once, saved then or never, loaded alone."""
 
-import attrs
 import pytest
+from msgspec.structs import replace
 
 from tests.scheduler.model import (
     DIGEST,
@@ -109,7 +109,7 @@ class TestOffers:
     def test_offer_of_another_kind_of_group_is_passed_over(self) -> None:
         """What is saved of other groups stands in their tables."""
         adapter = make_adapter(LAYOUT, SetIndex())
-        request = attrs.evolve(prefill("r"), states=[StateOffer(FULL, 33, 16)])
+        request = replace(prefill("r"), states=[StateOffer(FULL, 33, 16)])
         plan = adapter.plan_step(facts(request))
         assert {FULL: [1, 2, 3, 4]} == saved_blocks(plan)
 
@@ -171,7 +171,7 @@ class TestLoads:
         plan = load_prefix(adapter, index, "r")
         adapter.apply_report(loaded(*plan.loads))
         index.keys.clear()
-        request = attrs.evolve(continued("r", (9, 16), (10, 24)), is_new=True)
+        request = replace(continued("r", (9, 16), (10, 24)), is_new=True)
         plan = adapter.plan_step(facts(request))
         assert {FULL: [5, 6], RECURRENT: [10]} == saved_blocks(plan)
         assert 0 == adapter.totals.dropped_blocks
@@ -181,7 +181,7 @@ class TestLoads:
         index = SetIndex()
         adapter = make_adapter(LAYOUT, index)
         plan = load_prefix(adapter, index, "r")
-        request = attrs.evolve(continued("r", (9, 16), (10, 24)), is_new=True)
+        request = replace(continued("r", (9, 16), (10, 24)), is_new=True)
         assert () == adapter.plan_step(facts(request)).saves
         assert 1 == adapter.totals.dropped_blocks
         adapter.apply_report(loaded(*plan.loads))

@@ -133,7 +133,7 @@ class Draft:
 
     def room_of(self, stay: Stay) -> int:
         """Return how many blocks of a life fit, whatever tickets they go into."""
-        nbytes = self._nbytes // (_BLOCK + _UTF8 * len(stay[0]))
+        nbytes = self._nbytes // (_BLOCK + _UTF8 * len(stay.request_id))
         return max(0, min(self._room, nbytes))
 
     def put(self, stay: Stay, group_id: GroupId, run: Run, span_blocks: int) -> None:

@@ -60,7 +60,8 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
     One life of a request.
 
     Args:
-        stay: Whose it is and which, and when its blocks count as used.
+        key: Request id and generation, by which holds are found.
+        stay: The same, and when its blocks count as used.
         record: Of its request.
         was_scheduled: It has run; its blocks are its own.
         may_load: False after a load failed and named no block.
@@ -81,6 +82,7 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         is_over: Its blocks are not its own any more.
     """
 
+    key: tuple[str, int]
     stay: Stay
     record: Record
     was_scheduled: bool = False
@@ -97,11 +99,6 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
     queued: list[tuple[GroupId, Run]] = []
     due: int = 0
     is_over: bool = False
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Request id and generation, by which holds are found."""
-        return self.stay.life
 
     def promised(
         self,
@@ -306,10 +303,11 @@ class Lives:
             former.record.preemptions += former.was_scheduled
             self._on_lost(former, known_tokens)
         moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
-        stay = Stay(request_id, next(self._generations), moment, wishes.tenant)
+        key = request_id, next(self._generations)
         life = self._lives[request_id] = Life(
-            stay=stay,
-            record=self.records.begun(stay.life),
+            key=key,
+            stay=Stay(*key, moment, wishes.tenant),
+            record=self.records.begun(key),
             may_save=len(request_id) <= MAX_ID_CHARS,
             most_saved=wishes.most_saved,
         )

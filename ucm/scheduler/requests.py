@@ -89,7 +89,7 @@ class StateOffer:
     boundary_tokens: int
 
 
-class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
     One request that runs in this step.
 
@@ -125,7 +125,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return self.tables[at][: self.computed_tokens // group.block_tokens]
 
 
-class RequestEnd(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     """
     What there is of a request that ends.
 

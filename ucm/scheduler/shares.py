@@ -2,7 +2,8 @@
 """What a step saves of one request, on its way into tickets. Pure."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from ucm.layout import GroupLayout, KVLayout
 from ucm.scheduler.requests import NULL_BLOCK
@@ -10,7 +11,7 @@ from ucm.scheduler.requests import NULL_BLOCK
 __all__ = ["Run", "Share", "Stay", "joined", "run_of", "there"]
 
 
-class Stay(NamedTuple):
+class Stay(msgspec.Struct, frozen=True):
     """
     A life of a request, as its saves name it.
 
@@ -26,13 +27,8 @@ class Stay(NamedTuple):
     moment: int = 0
     tenant: int = 0
 
-    @property
-    def life(self) -> tuple[str, int]:
-        """Request id and generation, by which holds are found."""
-        return self[:2]
 
-
-class Run(NamedTuple):
+class Run(msgspec.Struct, frozen=True):
     """
     Consecutive blocks of a request on their way into orders.
 

@@ -171,12 +171,13 @@ class OpenTransfers:
     def _save(self, group: GroupLayout, shares: Sequence[Share]) -> SpanOrder:
         size = group.block_tokens
         ids, hashes, owners = list[int](), list[bytes](), list[Owner]()
-        for (name, number, moment, tenant), run in shares:
+        for stay, run in shares:
             num_blocks = len(run.block_ids)
             ids += run.block_ids
             hashes += run.hashes
-            last = moment - (run.start + num_blocks - 1) * size
-            owners.append(Owner(name, number, num_blocks, last, tenant))
+            last = stay.moment - (run.start + num_blocks - 1) * size
+            life = stay.request_id, stay.generation
+            owners.append(Owner(*life, num_blocks, last, stay.tenant))
         return self._open_one(
             TransferKind.SAVE, tuple(owners), group.group_id, tuple(ids), hashes
         )
