@@ -28,7 +28,7 @@ LIVES = (
     *("_locks.py", "_opened.py", "_populate.py", "_settle.py"),
 )
 ONLY_LOOK = {
-    *("_check", "_check_owner", "_find_loss", "check", "check_index"),
+    *("_check_owner", "_find_loss", "check"),
     *("fit", "is_in_memory", "mount_of", "require_memory", "open"),
 }
 

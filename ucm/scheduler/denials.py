@@ -8,7 +8,7 @@ the denial, and so does time: the store may have been given the block anew by ot
 further failure of the block doubles the time.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 import attrs
@@ -28,57 +28,46 @@ class _Denial:
     seconds: float
 
 
-class Denials(Collection[DeniedKey]):
+class Denials(dict[DeniedKey, _Denial]):
     """
-    Blocks that count as missing, each until a time of its own.
+    Blocks that count as missing, each until a time of its own; who is ``in`` it, does.
 
     What is over is remembered for a while, so that the next failure counts for more.
     """
 
-    __slots__ = ("_denials", "_forget_at", "now")
+    __slots__ = ("_forget_at", "now")
 
     def __init__(self) -> None:
+        super().__init__()
         self.now = 0.0
         """The time, in seconds on any clock that never goes back."""
-        self._denials: dict[DeniedKey, _Denial] = {}
         self._forget_at = 0.0
 
     def __contains__(self, key: object) -> bool:
-        denial = self._denials.get(key)  # type: ignore[call-overload]
+        denial = self.get(key)  # type: ignore[call-overload]
         return denial is not None and self.now < denial.until
-
-    def __iter__(self) -> Iterator[DeniedKey]:
-        return (key for key in self._denials if key in self)
-
-    def __len__(self) -> int:
-        """Return how many are known, also of those whose time is over."""
-        return len(self._denials)
 
     def tick(self, now: float) -> None:
         """Take note of the time; all is forgotten once nothing failed for long."""
         self.now = now
-        if self._denials and now > self._forget_at:
-            self._denials.clear()
+        if self and now > self._forget_at:
+            self.clear()
 
     def deny(self, key: DeniedKey) -> None:
         """Let a block count as missing; beyond the bound the oldest is let go."""
-        former = self._denials.get(key)
+        former = self.get(key)
         if former is not None and self.now < former.until:
             return  # another rank or request met the same damage
         seconds = FIRST_DENIAL_S
         if former is not None:
             seconds = min(2 * former.seconds, LONGEST_DENIAL_S)
-            del self._denials[key]
-        self._denials[key] = _Denial(self.now + seconds, seconds)
+            del self[key]
+        self[key] = _Denial(self.now + seconds, seconds)
         self._forget_at = self.now + 2 * LONGEST_DENIAL_S
-        if len(self._denials) > MAX_DENIED_KEYS:
-            del self._denials[next(iter(self._denials))]
+        if len(self) > MAX_DENIED_KEYS:
+            del self[next(iter(self))]
 
     def forgive(self, keys: Iterable[DeniedKey]) -> None:
         """Forget these blocks: they were stored anew."""
         for key in keys:
-            self._denials.pop(key, None)
-
-    def clear(self) -> None:
-        """Forget every block."""
-        self._denials.clear()
+            self.pop(key, None)

@@ -238,8 +238,7 @@ class PrefixMatcher:
         prefixes = self._prefixes.get(group.group_id, ())
         keys: list[Any]  # the first block's, then the second's; no call for each
         if len(prefixes) == 1:
-            prefix = prefixes[0]
-            keys = [prefix + each for each in hashes]
+            keys = list(map(prefixes[0].__add__, hashes))
         else:
             keys = [prefix + each for each in hashes for prefix in prefixes]
         return keys

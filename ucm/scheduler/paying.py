@@ -108,13 +108,9 @@ class Paying:
         self._on_way[request_id] = _Ordered(self._nbytes_of(loaded), now)
         self._nbytes_ahead += self._on_way[request_id].nbytes
 
-    def forget(self, request_id: str) -> None:
-        """Learn nothing of a load: it has failed, or its request is over."""
-        self._pop(request_id)
-
     def over(self, request_ids: Iterable[str], now: float) -> None:
         """Learn from loads of which the engine has heard that they are over."""
-        popped = map(self._pop, request_ids)
+        popped = map(self.forget, request_ids)
         if over := [each for each in popped if each is not None]:
             began = max(self._heard_at, min(each.at for each in over))
             nbytes = sum(each.nbytes for each in over)
@@ -123,7 +119,8 @@ class Paying:
             self._choice.saw(nbytes, took, now, one=largest)
             self._heard_at = now
 
-    def _pop(self, request_id: str) -> _Ordered | None:
+    def forget(self, request_id: str) -> _Ordered | None:
+        """Learn nothing of a load that has failed, or whose request is over; return it."""
         ordered = self._on_way.pop(request_id, None)
         if ordered is not None:
             self._nbytes_ahead -= ordered.nbytes

@@ -115,10 +115,16 @@ class Doubts:
         """Take the engine's block pool, which shows when its cache was emptied."""
         self._own_cache = OwnCache(block_pool)
 
-    def look(self) -> None:
-        """Notice that the engine's own cache was emptied, as it is after new weights."""
+    def look(self) -> bool:
+        """
+        Notice that the engine's own cache was emptied, as it is after new weights.
+
+        Returns:
+            Whether it is about to be known what they are, see ``may_end_soon``.
+        """
         if self._own_cache.was_emptied():
             self._doubt("own cache emptied", emptied=True)
+        return self._weights.state is WeightsState.ASKED and self.may_end_soon
 
     def reset(self) -> None:
         """Take note that the engine has its connector reset, for whatever reason."""

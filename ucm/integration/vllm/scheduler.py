@@ -181,8 +181,7 @@ class SchedulerHalf:
             return None, False
         if self._setup.mode.loads is Loads.NOTHING:
             return 0, False
-        self._doubts.look()
-        if self._keyspace is not None and self._doubts.may_end_soon:
+        if self._doubts.look() and self._keyspace is not None:
             return None, False
         self._adapter.tick(now := self._clock())
         if (match := self._look_up(request, computed_tokens)) is None:

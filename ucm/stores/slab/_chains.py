@@ -173,15 +173,6 @@ class Chains:
                 slots[at] = self._with_key(slots[at], batch.words[at])
         return slots
 
-    def find_one(self, key: PackedKey, seed: int) -> int:
-        """
-        Return the linked slot of one key, ``NO_SLOT`` if there is none.
-
-        Raises:
-            KeyFormatError: It is longer than any packed key.
-        """
-        return self.find_field(*pack_one(key, seed))
-
     def find_field(self, field: bytes, found: int) -> int:
         """Return the linked slot of a key as it stands in records, with this hash."""
         slot = self._heads[found & (len(self._heads) - 1)]

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.fates import Fate
-from ucm.stores.slab._chains import NO_SLOT, KeyBatch
+from ucm.stores.slab._chains import NO_SLOT, KeyBatch, pack_one
 from ucm.stores.slab._changes import STORED
 from ucm.stores.slab._gone import Gone
 from ucm.stores.slab._layout import (
@@ -171,13 +171,13 @@ class SlotIndex(Gone):
 
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; a hint."""
-        version, slot = self.words[_VERSION], self._slot_of(key)
-        is_sure = not version & 1 and self.words[_VERSION] == version
-        return slot if is_sure else self._glance(lambda: self._slot_of(key))
-
-    def _slot_of(self, key: PackedKey) -> int:
-        slot = self.chains.find_one(key, self.seed)
+        field, found = pack_one(key, self.seed)
+        version = self.words[_VERSION]
+        slot = self.chains.find_field(field, found)
         is_there = slot != NO_SLOT and self.states[slot] == COMMITTED
+        if version & 1 or self.words[_VERSION] != version:
+            seen = self._glance(lambda: self._look_up_one(field, found))
+            slot, is_there = int(seen.slots[0]), bool(seen.committed[0])
         return slot if is_there else NO_SLOT
 
     def _look_up(self, batch: KeyBatch) -> Sighting:

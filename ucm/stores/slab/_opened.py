@@ -116,7 +116,6 @@ class OpenedSlab:
             self._tie(arena_lock.fd, self._class.lock.fd, self._class.name)
             self.index = self._class.index
             self._files = self._list_files(arena_lock.fd)
-            self._index_file = self._files[:1]
             self.arena = self._map_arena(arena_lock)
             self.supply = Supply(
                 self.directory, self._manifest, self.arena, self._class
@@ -135,26 +134,30 @@ class OpenedSlab:
         """Our number among all that ever joined."""
         return self._class.owners.owner_id
 
-    def check(self) -> None:
+    def check(self, *, of_index: bool = False, looks: bool = False) -> None:
         """
         Make sure that the slab may be used here and now.
+
+        Args:
+            of_index: For a look-up. The data, which it does not touch, are looked at only
+                every quarter of a second.
+            looks: At the paths as well, whenever they were looked at before.
 
         Raises:
             StoreUnavailableError: It was closed, opened before this process forked, or
                 its files are not what or where they were.
         """
-        self._check(self._files)
-
-    def check_index(self) -> None:
-        """
-        Make sure that the index may be read here and now.
-
-        Of the data, which a look-up does not touch, only every quarter of a second.
-
-        Raises:
-            StoreUnavailableError: As ``check`` does.
-        """
-        self._check(self._index_file)
+        if os.getpid() != self._pid:
+            raise StoreUnavailableError("the slab was opened before this fork")
+        if not self.is_open:
+            raise StoreUnavailableError("the slab is closed")
+        files = self._files[:1] if of_index else self._files
+        self._lost = self._lost or self._find_loss(files, looks=looks)
+        if self._lost:
+            raise StoreUnavailableError(
+                f"{self.root} is no longer served: {self._lost}; start the engine again "
+                "to use what is there now"
+            )
 
     def check_paths(self) -> None:
         """
@@ -163,19 +166,7 @@ class OpenedSlab:
         Raises:
             StoreUnavailableError: As ``check`` does.
         """
-        self._check(self._files, looks=True)
-
-    def _check(self, files: Sequence[_File], *, looks: bool = False) -> None:
-        if os.getpid() != self._pid:
-            raise StoreUnavailableError("the slab was opened before this fork")
-        if not self.is_open:
-            raise StoreUnavailableError("the slab is closed")
-        self._lost = self._lost or self._find_loss(files, looks=looks)
-        if self._lost:
-            raise StoreUnavailableError(
-                f"{self.root} is no longer served: {self._lost}; start the engine again "
-                "to use what is there now"
-            )
+        self.check(looks=True)
 
     def _find_loss(self, files: Sequence[_File], *, looks: bool) -> str:
         looks |= (now := time.monotonic()) >= self._look_at
