@@ -93,6 +93,7 @@ def make_setup(directory: Path) -> Setup:
         ),
         num_blocks=POOL,
         recomputes=True,
+        adapters=None,
     )
 
 

@@ -31,7 +31,7 @@ _MOST_CODES: Final = (1 << _CODE_BITS) - 1
 _LATEST: Final = (1 << 64 - _CODE_BITS) - 1
 
 
-class Fate(enum.Enum):
+class Fate(enum.StrEnum):
     """What has become of a block, as far as a store remembers."""
 
     UNKNOWN = "unknown"

@@ -231,7 +231,7 @@ class TestTurns:
         plan = adapter.plan_step(StepFacts(is_idle=True))
         assert {0: [1, 2, 3]} == saved_blocks(plan)
         assert 0 == adapter.totals.dropped_blocks
-        record = adapter.records.of("a")
+        record = adapter.records.present["a"]
         assert (0, 0) == (record.preemptions, record.dropped_blocks)
 
 
@@ -311,7 +311,7 @@ class TestEnds:
             known_tokens=12,
         )
         adapter.plan_step(StepFacts(preempted={"a": 12}, is_idle=False))
-        record = adapter.records.of("a")
+        record = adapter.records.present["a"]
         assert (3, 3) == (adapter.totals.dropped_blocks, record.dropped_blocks)
         assert 1 == record.preemptions
 

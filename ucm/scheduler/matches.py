@@ -10,7 +10,7 @@ from ucm.layout import GroupLayout
 __all__ = ["MatchReason", "MissingBlock", "PrefixMatch"]
 
 
-class MatchReason(enum.Enum):
+class MatchReason(enum.StrEnum):
     """Why a match has the length it has."""
 
     HIT = "hit"

@@ -138,8 +138,9 @@ class Misses:
             reason, text = _DECLINED[MatchReason.UNKEYED]
             return Miss(reason, {"text": text}, block)
         try:
-            told = self._told(keys)
-            reason, detail = self._reason(block, told)
+            parts = self._index.fates(keys)
+            gone = [each for each in parts if each.fate is not Fate.STORED]
+            reason, detail = self._reason(block, gone[0] if gone else parts[0])
             if reason is MissReason.NEVER_OFFERED and not match.tokens:
                 differs = elsewhere(keys[0])
                 if differs is not None:
@@ -148,15 +149,10 @@ class Misses:
             reason, detail = MissReason.UNAVAILABLE, {"text": str(exc)}
         return Miss(reason, detail, block, keys[0])
 
-    def _told(self, keys: list[PackedKey]) -> Told:
-        """Return what has become of the first part that is not there."""
-        told = self._index.fates(keys)
-        gone = [each for each in told if each.fate is not Fate.STORED]
-        return gone[0] if gone else told[0]
-
     def _reason(
         self, block: MissingBlock, told: Told
     ) -> tuple[MissReason, dict[str, object]]:
+        """Return why, *told* of the first part that is not there."""
         transfers, now = self._transfers, self._transfers.denied.now
         group_id, block_hash = block.group.group_id, block.block_hash
         known = transfers.unsaved.of(group_id, block_hash, now)

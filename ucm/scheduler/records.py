@@ -121,6 +121,12 @@ class Record(msgspec.Struct, eq=False):
         return not is_left and self.unsettled_blocks == self._num_unknown
 
 
+class _Present(dict[str, Record]):
+    def __missing__(self, request_id: str) -> Record:
+        record = self[request_id] = Record(request_id)
+        return record
+
+
 class Records:
     """
     The records of requests that are not settled.
@@ -128,10 +134,11 @@ class Records:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_closing", "_of_life", "_present", "_settled")
+    __slots__ = ("_closing", "_of_life", "_settled", "present")
 
     def __init__(self) -> None:
-        self._present: dict[str, Record] = {}
+        self.present = _Present()
+        """Of those that have not ended; who is asked for and not there begins."""
         self._of_life: dict[tuple[str, int], Record] = {}
         self._closing: dict[str, list[Record]] = {}
         """By id, which may be used again, those that are over and not settled."""
@@ -139,18 +146,7 @@ class Records:
 
     def __len__(self) -> int:
         """Return how many are of requests that are open in some way."""
-        return len(self._present) + sum(map(len, self._closing.values()))
-
-    def of(self, request_id: str) -> Record:
-        """Return the record of a request that has not ended; a new one if need be."""
-        record = self._present.get(request_id)
-        if record is None:
-            record = self._present[request_id] = Record(request_id)
-        return record
-
-    def find(self, request_id: str) -> Record | None:
-        """Return the same if there is one."""
-        return self._present.get(request_id)
+        return len(self.present) + sum(map(len, self._closing.values()))
 
     def of_life(self, life: tuple[str, int]) -> Record | None:
         """Return the record to which a life belongs, unless it was taken."""
@@ -158,7 +154,7 @@ class Records:
 
     def begun(self, life: tuple[str, int]) -> Record:
         """Take note that a request has got blocks."""
-        record = self._of_life[life] = self.of(life[0])
+        record = self._of_life[life] = self.present[life[0]]
         record.lives.append(life)
         return record
 
@@ -183,7 +179,7 @@ class Records:
 
     def ended(self, request_id: str, *, is_deferred: bool) -> None:
         """Take note that a request has ended; nothing if it was never looked at."""
-        record = self._present.pop(request_id, None)
+        record = self.present.pop(request_id, None)
         if record is not None:
             record.is_over, record.is_deferred = True, is_deferred
             self._closing.setdefault(request_id, []).append(record)
@@ -208,7 +204,7 @@ class Records:
         Args:
             at_end: Nor will it come back after this.
         """
-        if self._closing and (at_end or (not self._present and self._is_last())):
+        if self._closing and (at_end or (not self.present and self._is_last())):
             for record in [each for some in self._closing.values() for each in some]:
                 self._settle(record)
         if not self._settled:

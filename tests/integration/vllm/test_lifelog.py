@@ -154,7 +154,7 @@ class TestRequest:
     def test_line_has_what_others_found_out(self, engine, tmp_path):
         """Why a look-up fell short is put into the record by whoever knows."""
         engine.scheduler.match(request("r"), 0)
-        record = engine.scheduler._adapter.records.of("r")
+        record = engine.scheduler._adapter.records.present["r"]
         record.miss, record.first_missing = "never_offered", 0
         engine.scheduler.finished("r")
         (line,) = lines(engine, tmp_path, "request.ended")

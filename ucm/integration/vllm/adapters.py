@@ -24,10 +24,11 @@ request that has an adapter. A look-up is put off for a short time until they ar
 """
 
 import hashlib
+import operator
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
@@ -69,8 +70,10 @@ _REMEDIES = {
 }
 
 
-def adapter_settings(lora_config: object) -> str:
-    """Return what the engine's LoRAConfig says of how adapters apply."""
+def adapter_settings(lora_config: object) -> str | None:
+    """Return what the engine's LoRAConfig says of how adapters apply; None without one."""
+    if lora_config is None:
+        return None
     return ";".join(f"{name}={getattr(lora_config, name, None)}" for name in _SETTINGS)
 
 
@@ -153,7 +156,8 @@ class Adapters:
     Block hashes of requests, by what their adapters hold.
 
     Args:
-        settings: How the engine applies adapters (``adapter_settings``).
+        settings: How the engine applies adapters (``adapter_settings``); None: it has
+            none, and the hashes of all requests are its own.
         is_immutable: The operator promises that an adapter's path is never written
             again once the engine has read it.
         counters: Counts look-ups that do without.
@@ -165,7 +169,7 @@ class Adapters:
 
     def __init__(
         self,
-        settings: str,
+        settings: str | None,
         *,
         is_immutable: bool,
         counters: Counters,
@@ -174,7 +178,15 @@ class Adapters:
         started_ns: int | None = None,
     ) -> None:
         now_ns = time.time_ns() if started_ns is None else started_ns
-        self._files = _Files(settings, None if is_immutable else now_ns - _MARGIN_NS)
+        self.are_there = settings is not None
+        """Whether anything but ``hashes_of`` need be asked."""
+        self.hashes_of: Callable[[Any], Sequence[bytes]] = (
+            self._hashes_of if self.are_there else operator.attrgetter("block_hashes")
+        )
+        """The hashes that a request is loaded and saved under; maybe none."""
+        self._files = _Files(
+            settings or "", None if is_immutable else now_ns - _MARGIN_NS
+        )
         self._counters = counters
         self._log = log
         self._threads = threads
@@ -217,7 +229,7 @@ class Adapters:
             self._pass_over(adapter, problem)
         return True
 
-    def hashes_of(self, request: Any) -> Sequence[bytes]:  # noqa: ANN401 - vLLM's Request
+    def _hashes_of(self, request: Any) -> Sequence[bytes]:  # noqa: ANN401 - vLLM's Request
         """Return the hashes that a request is loaded and saved under; maybe none."""
         if getattr(request, "lora_request", None) is None:
             hashes: Sequence[bytes] = request.block_hashes

@@ -55,20 +55,21 @@ class LifeLog:
         self._tells_misses = is_told(log, PREFIX_MISSED)
         self._has_traces = False
 
-    def looked_up(self, request: Any) -> Record:  # noqa: ANN401 - vLLM's Request
+    def looked_up(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Take note of a request, which is asked about again in every step."""
-        record = self._records.of(request.request_id)
+        record = self._records.present[request.request_id]
         if not record.began_s:
             record.began_s = unix_before(0.0)
             record.prompt_tokens = request.num_prompt_tokens
             if headers := getattr(request, "trace_headers", None):
                 record.trace = traceparent_in(headers)
                 self._has_traces |= bool(record.trace)
-        return record
 
     def allocated(self, request: Any, lookup: Lookup) -> None:  # noqa: ANN401 - vLLM's Request
         """Take note that it has got blocks, and of what its look-up found."""
-        record = self.looked_up(request)
+        record = self._records.present[request.request_id]
+        if not record.began_s:  # its engine asks for nothing
+            self.looked_up(request)
         if not record.lives:
             record.computed_tokens = lookup.computed_tokens
         if lookup.miss is not None:
@@ -101,7 +102,8 @@ class LifeLog:
 
     def matched(self, request: Any, computed_tokens: int, hit: dict[str, int]) -> None:  # noqa: ANN401 - vLLM's Request
         """Tell that a load was ordered; *hit* has its tokens by where they were."""
-        self._records.of(request.request_id).load_found(hit)
+        record = self._records.present[request.request_id]
+        record.load_found(hit)
         if self._tells_hits:
             self._log.info(
                 PREFIX_MATCHED,
@@ -109,7 +111,7 @@ class LifeLog:
                 computed_tokens=computed_tokens,
                 external_tokens=sum(hit.values()),
                 hit_tokens=hit,
-                **_traced(self._records.of(request.request_id)),
+                **_traced(record),
             )
 
     def ordered(self, plan: StepPlan) -> StepPlan:
@@ -151,7 +153,7 @@ class LifeLog:
 
     def aborted(self, request_id: str) -> None:
         """Take note, before its end, that nobody wants it any more."""
-        if (record := self._records.find(request_id)) is not None:
+        if (record := self._records.present.get(request_id)) is not None:
             record.is_aborted = True
 
     def tell(self, *, at_end: bool = False) -> None:

@@ -111,8 +111,10 @@ class Running:
 
     def begin(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
         """Take note of a request that was given blocks; return what it asks for."""
-        self._requests[request.request_id] = request
-        return self.wishes_of(request)
+        request_id = request.request_id
+        self._requests[request_id] = request
+        known = self._wishes.get(request_id, _NOBODY)
+        return known[1] if known[0] is request else self.wishes_of(request)
 
     def step(self, output: Any) -> StepFacts | None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return the facts of a step, if there is anything to tell; leaves *output*."""
@@ -139,15 +141,8 @@ class Running:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.forget(request_id)
         _, wishes = self._wishes.pop(request_id, _NOBODY)
-        request = self._requests.pop(request_id, None)
-        return None if request is None else self._ended(request, tables, wishes)
-
-    def _ended(
-        self,
-        request: Any,  # noqa: ANN401 - vLLM's Request
-        tables: Sequence[Sequence[int]],
-        wishes: Wishes,
-    ) -> RequestEnd:
+        if (request := self._requests.pop(request_id, None)) is None:
+            return None
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
             known_tokens=request.num_tokens,

@@ -15,13 +15,14 @@ from ucm.agent.joining import open_client
 from ucm.blocks import KeySpace
 from ucm.errors import ConfigError, LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
+from ucm.integration.vllm.decider import make_decider
 from ucm.integration.vllm.doubts import Doubts
 from ucm.integration.vllm.hits import Hits
 from ucm.integration.vllm.kv_events import open_teller
 from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
-from ucm.integration.vllm.modes import Loads, Saves
+from ucm.integration.vllm.modes import Loads
 from ucm.integration.vllm.running import Running
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import SchedulerNumbers
@@ -29,7 +30,6 @@ from ucm.integration.vllm.tiers import Tiers
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
 from ucm.ranks import Agreement
-from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.messages import StepReport, decode_report, encode
 from ucm.scheduler.paying import Paying
@@ -47,8 +47,6 @@ from ucm.tracing import (
 )
 
 __all__ = ["SchedulerHalf"]
-
-_MAX_STEP_BLOCKS = 16384
 
 
 class SchedulerHalf:
@@ -69,21 +67,7 @@ class SchedulerHalf:
             store, counters=self._counters, log=self._log, clock=self._clock
         )
         self._parks = setup.mode.loads is not Loads.LAYERWISE
-        self._adapter = SchedulerAdapter(
-            setup.layout,
-            self._store,
-            keyspace_digest=b"",
-            num_ranks=setup.topology.num_ranks,
-            shards=setup.topology.shards,
-            span_blocks=setup.span_blocks(
-                group.block_bytes for group in setup.layout.groups
-            ),
-            max_step_blocks=_MAX_STEP_BLOCKS,
-            full_hits=self._parks,
-            saves=setup.mode.saves is not Saves.NOTHING,
-            parks=self._parks,
-            limits=setup.save_limits(),
-        )
+        self._adapter = make_decider(setup, self._store)
         self._lifelog = LifeLog(
             self._adapter.records, self._log, setup.topology.num_ranks
         )
@@ -175,9 +159,11 @@ class SchedulerHalf:
         """
         self._lifelog.looked_up(request)
         request_id = request.request_id
-        if self._tiers.is_pending(request_id, computed_tokens):
+        if self._tiers.are_there and self._tiers.is_pending(
+            request_id, computed_tokens
+        ):
             return None, False
-        if not self._adapters.may_match(request):
+        if self._adapters.are_there and not self._adapters.may_match(request):
             return None, False
         if self._setup.mode.loads is Loads.NOTHING:
             return 0, False
@@ -205,14 +191,16 @@ class SchedulerHalf:
         is_early: bool = False,
     ) -> PrefixMatch | None:
         """Return what the slab has of a prefix; None: tiers are asked for more."""
+        request_id, tiers = request.request_id, self._tiers
         hashes = self._adapters.hashes_of(request)
         wishes = self.running.wishes_of(request)
-        room = self._lookups.within(request.request_id, wishes)
-        most = self._tiers.within_reach(request.request_id, computed_tokens, room)
+        most = self._lookups.within(request_id, wishes)
+        if tiers.are_there:
+            most = tiers.within_reach(request_id, computed_tokens, most)
         match = self._adapter.match_prefix(
-            request.request_id, request.num_tokens, hashes, computed_tokens, most
+            request_id, request.num_tokens, hashes, computed_tokens, most
         )
-        is_asked = self._tiers.ask(
+        is_asked = tiers.are_there and tiers.ask(
             request, hashes, computed_tokens, match, wishes, is_early=is_early
         )
         return None if is_asked else match
@@ -224,20 +212,23 @@ class SchedulerHalf:
         external_tokens: int,
     ) -> None:
         """Order the load that the engine has decided on."""
-        request_id = request.request_id
-        wishes = self.running.begin(request)
-        self._adapters.begun(request_id)
-        lookup = self._lookups.decided(request_id, self._tiers.shortfall(request_id))
+        request_id, tiers = request.request_id, self._tiers
+        wishes, hashes = self.running.begin(request), self._adapters.hashes_of(request)
+        if self._adapters.are_there:
+            self._adapters.begun(request_id)
+        shortfall = tiers.shortfall(request_id) if tiers.are_there else None
+        lookup = self._lookups.decided(request_id, shortfall)
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, lookup)
-        self.events.begun(request, self._adapters.hashes_of(request))
-        self._tiers.begun(request_id, external_tokens)
+        self.events.begun(request, hashes)
+        if tiers.are_there:
+            tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
         self._adapter.blocks_allocated(
             request_id,
             tables,
-            self._adapters.hashes_of(request),
+            hashes,
             computed_tokens=computed,
             external_tokens=external_tokens,
             wishes=wishes,
@@ -247,7 +238,7 @@ class SchedulerHalf:
         self._counters.add("ucm_matched_tokens_total", external_tokens)
         loaded = range(computed, computed + external_tokens)
         self._paying.ordered(request_id, loaded, self._clock())
-        hit = self._tiers.hit(request_id, loaded)
+        hit = tiers.hit(request_id, loaded)
         self._hits.found(request_id, hit)
         self._lifelog.matched(request, computed, hit)
 
@@ -332,9 +323,11 @@ class SchedulerHalf:
             self._lifelog.aborted(request_id)
         end = self.running.end(request_id, tables)
         self._lookups.forget(request_id)
-        self._tiers.drop(request_id)
+        if self._tiers.are_there:
+            self._tiers.drop(request_id)
         self.events.ended(request_id)
-        self._adapters.forget(request_id)
+        if self._adapters.are_there:
+            self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
             matcher = self._adapter.matcher
             self._forgetter.put(matcher.keys_of_prefix(end.hashes, end.prompt_tokens))

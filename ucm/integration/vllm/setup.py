@@ -123,7 +123,8 @@ class Setup:
         recomputes: Whether the engine recomputes after a failed load.
         mode: How blocks are saved and loaded.
         untried: What to warn of, where nobody has tried this release of the engine.
-        adapters: How the engine applies LoRA adapters, as far as it decides the bytes.
+        adapters: How the engine applies LoRA adapters, as far as it decides the bytes;
+            None: it has none.
         overwrites_first: The engine clears blocks and copies onto them before it calls
             the hooks of a step.
         confirms: It does so, and this model's blocks are of that kind.
@@ -147,7 +148,7 @@ class Setup:
     slot_bytes: int = attrs.field()
     mode: Mode = DIRECT
     untried: str = ""
-    adapters: str = ""
+    adapters: str | None = ""
     overwrites_first: bool = False
     confirms: bool = False
     threads: Threads = SYSTEM

@@ -110,6 +110,8 @@ class Tiers:
     ) -> None:
         self._matcher = matcher
         self._client = client
+        self.are_there = client is not None
+        """Whether anything is ever fetched, so that requests need be told."""
         self._config = config
         self._seconds = config.timeout.fetch
         self._hold_s = min(config.timeout.load, LONGEST_S - self._seconds)
@@ -134,6 +136,7 @@ class Tiers:
         self._part_bytes = agreement.part_bytes()
         self.elsewhere.ranks = agreement.ranks_elsewhere()
         if self.elsewhere.ranks:
+            self.are_there = True
             check_machines(self._config)
             if not self._part_bytes:
                 raise ConfigError(
