@@ -206,8 +206,8 @@ AGENT = (
         name="finished_request_keeps_its_want",
         why="What was fetched for aborted requests stays pinned.",
         file="ucm/integration/vllm/scheduler.py",
-        find="            self._tiers.drop(request_id)\n        self.events.ended(request_id)\n",
-        replace="            pass\n        self.events.ended(request_id)\n",
+        find="            self._tiers.drop(request_id)\n        if self.events.is_told:\n",
+        replace="            pass\n        if self.events.is_told:\n",
         killers=(_PENDING,),
     ),
     Mutant(

@@ -114,7 +114,7 @@ TRACE = (
         name="last_request_waits_for_the_next",
         why="An engine that waits has not told of its last request.",
         file=_RECORDS,
-        find="(at_end or (not self._present and self._is_last()))",
+        find="(at_end or (not self.present and self._is_last()))",
         replace="at_end",
         killers=(f"{_OVER}::test_nothing_is_waited_for_where_nobody_may_come_back",),
     ),

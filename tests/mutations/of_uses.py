@@ -148,8 +148,8 @@ USES = (
         name="nothing_retained",
         why="A request that asks for retention has it no longer than any other.",
         file=_LIVES,
-        find="self.now + wishes.retain_seconds",
-        replace="self.now",
+        find="self._clock.now + wishes.retain_seconds",
+        replace="self._clock.now",
         killers=(f"{_MARKED}::test_retained_prefix_counts_as_used_later",),
     ),
     Mutant(

@@ -104,7 +104,7 @@ WHY = (
         name="other_part_asked_about",
         why="R-71: of a block that one rank has lost it is said that it is being stored.",
         file=_MISSES,
-        find="[each for each in told if each.fate is not Fate.STORED]",
+        find="[each for each in parts if each.fate is not Fate.STORED]",
         replace="[each for each in told if each.fate is Fate.STORED]",
         killers=(f"{_OFFERS}::test_part_that_is_missing_is_asked_about",),
     ),

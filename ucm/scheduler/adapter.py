@@ -111,7 +111,10 @@ class SchedulerAdapter:
             max_blocks=max_step_blocks,
             limits=limits,
         )
-        self._lives = self.lives = Lives(self._selector.lose, parks=parks)
+        denied = self._transfers.denied
+        self._lives = self.lives = Lives(self._selector.lose, denied, parks=parks)
+        self.tick = denied.tick
+        """Takes note of the time, in seconds on the machine's monotonic clock."""
         self.due.patience = patience_of(layout, waits=limits.may_wait)
         self.records = self._lives.records
         self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
@@ -152,11 +155,6 @@ class SchedulerAdapter:
             *(ledger.held_blocks, ledger.quarantined),
             *(self._transfers.strays, self._cut_plans),
         )
-
-    def tick(self, now: float) -> None:
-        """Take note of the time, in seconds on the machine's monotonic clock."""
-        self._lives.now = now
-        self._transfers.denied.tick(now)
 
     def match_prefix(
         self,
@@ -229,7 +227,7 @@ class SchedulerAdapter:
         loaded = range(computed_tokens, computed_tokens + external_tokens)
         orders, external = self._loads.orders(life.key, tables, hashes, loaded)
         self._queued_loads.put(orders)
-        life.promised(orders, external_tokens, external, self._lives.now)
+        life.promised(orders, external_tokens, external, self._transfers.denied.now)
         if not life.loads:
             raise LayoutError(
                 f"request {request_id}: no block to load {external_tokens} tokens into"
@@ -324,19 +322,15 @@ class SchedulerAdapter:
             request_id: Which.
             end: What there is of it; None: nothing more of it is saved.
         """
-        is_deferred = self._ends_later(request_id, end)
+        if (life := self._lives.finish(request_id)) is None:
+            is_deferred = request_id in self._deferrals
+        else:
+            is_left = self._selector.take_over(life, end, saves=self._saves_now)
+            is_deferred = is_left or self._ledger.holds_of(life.key) > 0
+            if is_deferred:
+                self._deferrals.add(life.key, is_due=not is_left)
         self.records.ended(request_id, is_deferred=is_deferred)
         return Disposition.DEFER if is_deferred else Disposition.FREE_NOW
-
-    def _ends_later(self, request_id: str, end: RequestEnd | None) -> bool:
-        """Let a life end; return whether its blocks are still needed."""
-        if (life := self._lives.finish(request_id)) is None:
-            return request_id in self._deferrals
-        is_saved_later = self._selector.take_over(life, end, saves=self._saves_now)
-        if not (is_saved_later or self._ledger.holds_of(life.key)):
-            return False
-        self._deferrals.add(life.key, is_due=not is_saved_later)
-        return True
 
     def deferral_ended(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has freed the blocks of deferred requests."""

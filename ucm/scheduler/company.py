@@ -8,12 +8,12 @@ stay where they are meanwhile: those of a request that runs are its own, and tho
 ended are kept by the engine. Nothing waits in a step that computes nothing: no other may follow.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Final
 
 from ucm.blocks import GroupId
 from ucm.scheduler.lives import Life
-from ucm.scheduler.shares import Run
+from ucm.scheduler.shares import Run, Stay
 
 __all__ = ["MOST_STEPS", "Company", "most_waiting"]
 
@@ -56,23 +56,20 @@ class Company:
         """Return whether so much of one request is worth waiting."""
         return nbytes < self._most
 
-    def ended(self, nbytes: int) -> None:
-        """Take note that so much is left to be saved of a request that ended."""
-        self._add(nbytes)
+    def add(self, nbytes: int) -> None:
+        """Take note that so much more waits, be it of a request that ended."""
+        self._nbytes += nbytes
+        self._since = self._since or self._plan
 
     def put(self, life: Life, group_id: GroupId, run: Run, nbytes: int) -> None:
         """Let blocks of a life wait, which are so much."""
         self._lives[life.key] = life
-        self._add(nbytes)
+        self.add(nbytes)
         for at, (other, before) in enumerate(life.queued):
             if other == group_id and before.at.stop == run.start:
                 life.queued[at] = group_id, before.then(run)
                 return
         life.queued.append((group_id, run))
-
-    def _add(self, nbytes: int) -> None:
-        self._nbytes += nbytes
-        self._since = self._since or self._plan
 
     def goes(self, step: int, now: float) -> bool:
         """Return whether what waits goes with this plan, which begins."""
@@ -84,13 +81,13 @@ class Company:
         since, began = self._since
         return step - since >= MOST_STEPS or now - began >= self._seconds
 
-    def leave(self) -> Iterator[Life]:
-        """Yield who waits; each is let go of once nothing of it is queued any more."""
+    def leave(self, take: Callable[[Stay, list[tuple[GroupId, Run]]], None]) -> None:
+        """Let *take* take who waits; each is let go of once nothing of it is queued any more."""
         for key, life in list(self._lives.items()):
             if life.is_waiting:
-                yield life
-            if life.is_waiting:
-                return
+                take(life.stay, life.queued)
+                if life.queued:
+                    return
             del self._lives[key]
 
     def leave_all(self) -> None:

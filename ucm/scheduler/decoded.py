@@ -2,7 +2,7 @@
 """Which blocks are saved by where the prompt ends, and when those behind it are. Pure."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
@@ -82,9 +82,11 @@ class Decoded:
         """Return whether a request of so many tokens is not worth saving yet."""
         return max(tokens, prompt_tokens) < self.shortest
 
-    def first(self, group: GroupLayout, prompt_tokens: int) -> int:
-        """Return the first block that is ever saved of a request that began with this prompt."""
-        return 0 if self.prompts else prompt_tokens // group.block_tokens
+    def first(self, groups: Sequence[GroupLayout], prompt_tokens: int) -> list[int]:
+        """Return by group the first block ever saved of a request that began with a prompt."""
+        if self.prompts:
+            return [0] * len(groups)
+        return [prompt_tokens // group.block_tokens for group in groups]
 
     def cut(
         self, group: GroupLayout, prompt_tokens: int, start: int, complete: int

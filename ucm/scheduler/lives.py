@@ -26,7 +26,7 @@ overwritten. So the engine offers each in the step that computes it: then or nev
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -34,6 +34,7 @@ from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_ID_CHARS
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
+from ucm.scheduler.denials import Denials
 from ucm.scheduler.due import Due
 from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import Failure, SpanOrder
@@ -156,8 +157,8 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         """
         if first_look := self.cursors is None:
             prompt, began = request.prompt_tokens, self.record.prompt_tokens
-            self.cursors = [decoded.first(group, began) for group in layout.groups]
-            self.pending = tuple([] for _ in layout.groups)
+            self.cursors = decoded.first(layout.groups, began)
+            self.pending = tuple(map(list, ((),) * len(layout.groups)))
             self.prompt_tokens = decoded.there(prompt, request.computed_tokens)
         self.due = NEVER_DUE
         for at, group in enumerate(layout.groups):
@@ -186,8 +187,9 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
 
     def rest(
         self, layout: KVLayout, end: RequestEnd, decoded: Decoded
-    ) -> Iterator[tuple[GroupId, Run]]:
-        """Yield by group, of one looked at, the whole blocks at its end that no plan has saved."""
+    ) -> list[tuple[GroupId, Run]]:
+        """Return by group, of one looked at, the whole blocks at its end that no plan has saved."""
+        rest = []
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
@@ -199,7 +201,9 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
                 old = [part for run in left for part in there(table, run)]
                 runs = joined((*old, *runs))
             for run in runs:
-                yield group.group_id, run_of(layout, group, run, table, end.hashes)
+                whole = run_of(layout, group, run, table, end.hashes)
+                rest.append((group.group_id, whole))
+        return rest
 
     def waiting_blocks(self, layout: KVLayout, tokens: int, decoded: Decoded) -> int:
         """Return how many complete blocks of it are not saved, after so many tokens."""
@@ -232,7 +236,9 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
 
     def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
         """Return blocks of the *at*-th group that there are and that were not loaded."""
-        loaded = (self.external and self.external[at]) or range(0)
+        if not self.external:
+            return there(table, range(start, stop))
+        loaded = self.external[at]
         before = range(start, min(stop, loaded.start))
         behind = range(max(start, loaded.stop), stop)
         return there(table, before) + there(table, behind)
@@ -269,27 +275,26 @@ class Lives:
 
     Args:
         on_lost: Told of each life that the next one replaces, and its known tokens.
+        clock: Knows the time.
         parks: Whether requests wait until they are loaded.
     """
 
-    def __init__(self, on_lost: Callable[[Life, int], None], *, parks: bool) -> None:
-        self._on_lost, self._parks = on_lost, parks
+    def __init__(
+        self, on_lost: Callable[[Life, int], None], clock: Denials, *, parks: bool
+    ) -> None:
+        self._on_lost, self._clock, self._parks = on_lost, clock, parks
         self.records = Records()
         """What becomes of the requests."""
         self._lives: dict[str, Life] = {}
+        self.get = self._lives.get
+        """Returns the present life of a request, if there is one."""
         self._finished: list[Life] = []  # their loads are not over
         self._generations = itertools.count(1)
         self.due = Due()
         self.loaded = LoadTotals()
-        self.now = 0.0
-        """The time, in seconds on the machine's monotonic clock."""
 
     def __len__(self) -> int:
         return len(self._lives) + len(self._finished)
-
-    def get(self, request_id: str) -> Life | None:
-        """Return the present life of a request."""
-        return self._lives.get(request_id)
 
     def declines(self, request_id: str) -> MatchReason | None:
         """Return why nothing is looked up for a request, if so."""
@@ -299,10 +304,10 @@ class Lives:
 
     def begin(self, request_id: str, wishes: Wishes, known_tokens: int = 0) -> Life:
         """Start the next life of a request, just now; a present one ends, preempted."""
-        if (former := self.end(request_id)) is not None:
+        if request_id in self._lives and (former := self.end(request_id)):
             former.record.preemptions += former.was_scheduled
             self._on_lost(former, known_tokens)
-        moment = max(_EARLIEST_NS, int((self.now + wishes.retain_seconds) * 1e9))
+        moment = max(_EARLIEST_NS, int((self._clock.now + wishes.retain_seconds) * 1e9))
         key = request_id, next(self._generations)
         life = self._lives[request_id] = Life(
             key=key,
@@ -373,7 +378,7 @@ class Lives:
             life.loads -= ended
             if not life.loads and life.loading[0]:
                 (tokens, blocks), life.loading = life.loading, (0, 0)
-                life.record.load_over(self.now, tokens=tokens)
+                life.record.load_over(self._clock.now, tokens=tokens)
                 self.loaded.tokens += tokens
                 self.loaded.blocks += blocks
         self._finished = [life for life in self._finished if life.loads]
@@ -385,7 +390,7 @@ class Lives:
             if failure.transfer_id in life.loads or life.key == key:
                 if life.loading[0]:
                     self.loaded.failed[failure.reason] += 1
-                    life.record.load_over(self.now, failure=failure.reason)
+                    life.record.load_over(self._clock.now, failure=failure.reason)
                 life.load_failed(names_block=bool(failure.bad_hash))
                 if not life.is_over:
                     self.due.at_once(life.stay.request_id)

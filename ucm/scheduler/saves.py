@@ -11,6 +11,7 @@ All that a step saves of one group goes into as few tickets as hold it, whosever
 """
 
 import functools
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from ucm.blocks import GroupId
@@ -163,16 +164,15 @@ class SaveSelector:
         if life.loads and not decoded.is_short(end.accepted_tokens, end.prompt_tokens):
             look = end.as_look(life.stay.request_id)  # there was none while it loaded
             life.advance(self._layout, look, decoded, self._stored)
-        left = [
-            (group_id, mine)
-            for group_id, run in life.rest(self._layout, end, self._decoded)
-            for mine in self._transfers.unclaimed(group_id, run)
-        ]
+        left: list[tuple[GroupId, Run]] = []
+        for group_id, run in life.rest(self._layout, end, self._decoded):
+            mine = self._transfers.unclaimed(group_id, run)
+            left += zip(itertools.repeat(group_id), mine, strict=False)
         if left:
             self._endings.add(Ending(life, left))
             # The engine keeps all blocks of the request until the last of them is saved.
             for nbytes, table in zip(self._nbytes.values(), end.tables, strict=True):
-                self._company.ended(len(table) * nbytes)
+                self._company.add(len(table) * nbytes)
         return bool(left)
 
     def drop_endings(self) -> None:
@@ -226,8 +226,7 @@ class SaveSelector:
             take = functools.partial(self._take_left, is_over=True)
             ended = self._endings.take(self._now, take)
             self._deferrals.due([ending.life.key for ending in ended])
-        for life in self._company.leave():
-            self._take_left(life.stay, life.queued, is_over=False)
+        self._company.leave(functools.partial(self._take_left, is_over=False))
         if not (self._endings or self._company):
             self._company.is_gone()
 
@@ -324,7 +323,8 @@ class SaveSelector:
             return
         # What was stored once was worth it.
         is_new = not life.starts_at_computed
-        if is_new and self._decoded.is_short(request.end_tokens, request.prompt_tokens):
+        tokens = request.end_tokens, request.prompt_tokens
+        if is_new and self._decoded.shortest and self._decoded.is_short(*tokens):
             life.due = self._decoded.shortest
             return
         life.advance(self._layout, request, self._decoded, self._stored)

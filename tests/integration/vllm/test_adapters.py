@@ -107,8 +107,17 @@ class TestContent:
 
     def test_settings_name_what_decides(self):
         """What the engine has not set, or has no word for, is told as such."""
-        told = adapter_settings(None)
+        told = adapter_settings(object())
+        assert told is not None
         assert "lora_dtype=None;target_modules=None" in told
+
+    def test_engine_without_adapters_is_asked_for_its_hashes_alone(self, adapter):
+        """R-05: no request of it can have one, so that nobody looks for any."""
+        assert adapter_settings(None) is None
+        engine = Engine(adapter_settings(None))
+        assert not engine.adapters.are_there
+        asked = request("r", adapter)
+        assert asked.block_hashes is engine.adapters.hashes_of(asked)
 
 
 class TestKnown:

@@ -68,6 +68,9 @@ class _Ready(NamedTuple):
 class NoTeller:
     """Tells nothing."""
 
+    is_told = False
+    """Whether it has to hear of requests."""
+
     def rekey(self, digest: bytes) -> None:
         """Take note of the key space of this engine's blocks."""
 
@@ -106,6 +109,8 @@ class EventTeller(NoTeller):
         counters: Count blocks.
         clock: In seconds.
     """
+
+    is_told = True
 
     def __init__(
         self,

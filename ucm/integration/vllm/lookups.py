@@ -172,7 +172,10 @@ class Lookups:
         lookup.weighed = range(0), False
         lookup.life += 1
         lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
-        lookup.miss = self._explain(request_id, match, lookup.computed_tokens)
+        computed = lookup.computed_tokens
+        lookup.miss = self._misses.explain(match, computed, self._elsewhere)
+        if match.reason is MatchReason.TOO_SHORT:
+            lookup.miss = self._unkeyed(request_id) or lookup.miss
         if lookup.most < NO_LIMIT:
             shortfall, lookup.most = _NO_ROOM, NO_LIMIT
         if shortfall is not None and lookup.miss is not None:
@@ -193,12 +196,9 @@ class Lookups:
         self._lookups.pop(request_id, None)
         self._paying.forget(request_id)
 
-    def _explain(
-        self, request_id: str, match: PrefixMatch, computed_tokens: int
-    ) -> Miss | None:
-        if match.reason is MatchReason.TOO_SHORT and (
-            problem := self._problem_of(request_id)
-        ):
-            reason = MissReason.LATE if problem == LATE else MissReason.UNKEYED
-            return Miss(reason, {"text": f"its adapter: {problem}"})
-        return self._misses.explain(match, computed_tokens, self._elsewhere)
+    def _unkeyed(self, request_id: str) -> Miss | None:
+        """Return why a request has no hashes, if that is because of its adapter."""
+        if not (problem := self._problem_of(request_id)):
+            return None
+        reason = MissReason.LATE if problem == LATE else MissReason.UNKEYED
+        return Miss(reason, {"text": f"its adapter: {problem}"})

@@ -12,7 +12,7 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, overload
 
 from ucm.integration.vllm.adapters import Adapters
@@ -158,22 +158,19 @@ class Running:
         due: Sequence[tuple[str, int]],
         resolve: Callable[[str], Any],
         offers: StateOffers,
-    ) -> Iterator[ScheduledRequest]:
-        counts = output.num_scheduled_tokens
+    ) -> list[ScheduledRequest]:
+        looks, counts = [], output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
-            yield self._facts(
-                new.req_id,
-                (new.num_computed_tokens, counts[new.req_id]),
-                resolve,
-                offers,
-                new.block_ids,
+            tokens = new.num_computed_tokens, counts[new.req_id]
+            looks.append(
+                self._facts(new.req_id, tokens, resolve, offers, new.block_ids)
             )
         resumed = output.scheduled_cached_reqs.resumed_req_ids
         for request_id, computed in due:
             blocks = resolve(request_id) if request_id in resumed else None
-            yield self._facts(
-                request_id, (computed, counts[request_id]), resolve, offers, blocks
-            )
+            tokens = computed, counts[request_id]
+            looks.append(self._facts(request_id, tokens, resolve, offers, blocks))
+        return looks
 
     def _due_ones(
         self,

@@ -220,7 +220,8 @@ class SchedulerHalf:
         lookup = self._lookups.decided(request_id, shortfall)
         computed = lookup.computed_tokens
         self._lifelog.allocated(request, lookup)
-        self.events.begun(request, hashes)
+        if self.events.is_told:
+            self.events.begun(request, hashes)
         if tiers.are_there:
             tiers.begun(request_id, external_tokens)
         if not external_tokens:
@@ -325,7 +326,8 @@ class SchedulerHalf:
         self._lookups.forget(request_id)
         if self._tiers.are_there:
             self._tiers.drop(request_id)
-        self.events.ended(request_id)
+        if self.events.is_told:
+            self.events.ended(request_id)
         if self._adapters.are_there:
             self._adapters.forget(request_id)
         if end is not None and end.wishes.forgets:
