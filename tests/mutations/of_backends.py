@@ -284,25 +284,6 @@ BACKENDS = (
         killers=(f"{_SERVICE}::test_server_that_is_away_is_no_miss",),
     ),
     Mutant(
-        name="object_of_another_length_fetched",
-        why="A foreign object stays where it is, and counts against a service that is well.",
-        file=_OBJECT,
-        find="            else GARBAGE\n",
-        replace="            else _UNAVAILABLE\n",
-        killers=(
-            f"{_SERVICE}::test_huge_object_is_not_fetched",
-            f"{_SERVICE}::test_object_that_is_cut_short_is_garbage",
-        ),
-    ),
-    Mutant(
-        name="object_without_a_byte_unavailable",
-        why="So does one that was cut to nothing.",
-        file=_OBJECT,
-        find="            return GARBAGE if is_empty else _UNAVAILABLE\n",
-        replace="            return _UNAVAILABLE\n",
-        killers=(f"{_SERVICE}::test_object_that_is_cut_short_is_garbage",),
-    ),
-    Mutant(
         name="object_overwritten",
         why="Two machines send a block again and again that is there.",
         file=_OBJECT,

@@ -228,7 +228,9 @@ LOOKS = (
         file=_LOCATING,
         find="                await anyio.lowlevel.checkpoint()  # all may be told already\n",
         replace="",
-        killers=(f"{_LOCATES}::test_search_among_many_blocks_shares_the_loop",),
+        killers=(
+            "tests/agent/test_searching.py::test_search_among_many_blocks_shares_the_loop",
+        ),
     ),
     Mutant(
         name="parts_without_turns",
@@ -236,7 +238,9 @@ LOOKS = (
         file="ucm/agent/calls.py",
         find="        if at:\n            await anyio.lowlevel.checkpoint()\n",
         replace="",
-        killers=(f"{_LOCATES}::test_search_among_many_blocks_shares_the_loop",),
+        killers=(
+            "tests/agent/test_searching.py::test_search_among_many_blocks_shares_the_loop",
+        ),
     ),
     Mutant(
         name="tier_forgotten_with_a_writer",
@@ -264,6 +268,27 @@ LOOKS = (
         replace="    bind",
         killers=(
             "tests/agent/test_process.py::test_agent_looks_for_cycles_of_objects_rarely",
+        ),
+    ),
+    Mutant(
+        name="object_without_a_byte_unavailable",
+        why="An object that was cut to nothing stays where it is, and counts against a service that is well.",
+        file="ucm/backends/object.py",
+        find="            return GARBAGE if is_empty else _UNAVAILABLE\n",
+        replace="            return _UNAVAILABLE\n",
+        killers=(
+            "tests/backends/test_object.py::TestService::test_object_that_is_cut_short_is_garbage",
+        ),
+    ),
+    Mutant(
+        name="object_of_another_length_fetched",
+        why="A foreign object stays where it is, and counts against a service that is well.",
+        file="ucm/backends/object.py",
+        find="            else GARBAGE\n",
+        replace="            else _UNAVAILABLE\n",
+        killers=(
+            "tests/backends/test_object.py::TestService::test_huge_object_is_not_fetched",
+            "tests/backends/test_object.py::TestService::test_object_that_is_cut_short_is_garbage",
         ),
     ),
 )
