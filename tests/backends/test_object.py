@@ -126,6 +126,21 @@ class TestService:
         assert 4 == late.num_late
         assert [True] == await fetch_sound(backend, KEYS[:1])
 
+    async def test_nothing_of_a_caller_that_has_left_is_used(self, service, tmp_path):
+        """R-52: its memory is another's once the call has ended, whatever a service sends behind that."""
+        backend = await open_objects(service[1], tmp_path)
+        await backend.put([seal(KEYS[0])])
+        late, target = DeadlineBackend(backend, 0.3), bytearray(BLOCK)
+        service[0].stop()
+        try:
+            (got,) = await late.get(KEYS[:1], [memoryview(target)])
+            assert Verdict.UNAVAILABLE is got.verdict
+        finally:
+            service[0].go_on()
+        await backend.aclose()  # behind the thread that was asked
+        assert 0 == backend._crew.num_hung
+        assert bytes(BLOCK) == target
+
     async def test_server_that_is_away_is_no_miss(self, tmp_path):
         """Nobody listens: unknown and unavailable, from the start, and no error."""
         backend = await open_objects("http://127.0.0.1:9", tmp_path, timeout=0.2)

@@ -284,11 +284,21 @@ LOOKS = (
         name="object_of_another_length_fetched",
         why="A foreign object stays where it is, and counts against a service that is well.",
         file="ucm/backends/object.py",
-        find="            else GARBAGE\n",
-        replace="            else _UNAVAILABLE\n",
+        find="        if len(value) != nbytes:\n            return GARBAGE\n",
+        replace="        if len(value) != nbytes:\n            return _UNAVAILABLE\n",
         killers=(
             "tests/backends/test_object.py::TestService::test_huge_object_is_not_fetched",
             "tests/backends/test_object.py::TestService::test_object_that_is_cut_short_is_garbage",
+        ),
+    ),
+    Mutant(
+        name="object_read_into_memory_of_another",
+        why="What a service sends behind the deadline lands in a slot that is another block's by then.",
+        file="ucm/backends/object.py",
+        find="        self._crew.gate.touch(fill)\n",
+        replace="        fill()\n",
+        killers=(
+            "tests/backends/test_object.py::TestService::test_nothing_of_a_caller_that_has_left_is_used",
         ),
     ),
 )

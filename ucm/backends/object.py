@@ -10,10 +10,10 @@ environment as it reads it; they are never told by us.
 Room is bounded by the bucket's own rules of lifecycle, not by us.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio
 import attrs
@@ -29,7 +29,7 @@ from obstore.store import from_url
 from xxhash import xxh3_64_intdigest
 
 from ucm.backends._address import no_address
-from ucm.backends._many import Many
+from ucm.backends._crew import Crew
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -46,6 +46,8 @@ from ucm.settings import field, read_section
 
 __all__ = ["ObjectBackend", "ObjectSettings"]
 
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
 _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
@@ -95,7 +97,7 @@ class ObjectSettings:
         "obstore's for HTTP, such as `root_certificate` or `proxy_url`.",
         read=_read_options,
     )
-    requests: int = field(32, "At a time.", least=1)
+    requests: int = field(32, "At a time, each with a thread.", least=1)
     timeout: float = field(5.0, "Seconds for each request.", least=0.01)
 
 
@@ -110,7 +112,7 @@ class ObjectBackend(Backend):
 
     def __init__(self, store: Any, num_requests: int) -> None:  # noqa: ANN401 - a union
         self._store = store
-        self._many = Many(num_requests)
+        self._crew = Crew(num_requests, "ucm-object")
         self._is_open = True
 
     @classmethod
@@ -163,33 +165,29 @@ class ObjectBackend(Backend):
             shared=True,
             durable="node",
             max_block_bytes=_LARGEST_BLOCK,
-            batch_blocks=2 * self._many.most,
+            batch_blocks=2 * self._crew.num_threads,
             in_flight=2,
             creates=True,
         )
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask for the head of each object."""
-        told = [Presence.UNKNOWN] * len(keys)
-        return await self._many.run(keys, self._look, told) if self._is_open else told
+        return await self._ask(keys, self._look, Presence.UNKNOWN)
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Ask for as much of each object as there is room for; one of another length is garbage."""
-        told = [_UNAVAILABLE] * len(keys)
         pairs = list(zip(keys, targets, strict=True))
-        return await self._many.run(pairs, self._get, told) if self._is_open else told
+        return await self._ask(pairs, self._get, _UNAVAILABLE)
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Create each object unless it is there."""
-        told = [Verdict.UNAVAILABLE] * len(blocks)
-        return await self._many.run(blocks, self._put, told) if self._is_open else told
+        return await self._ask(blocks, self._put, Verdict.UNAVAILABLE)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Delete each object that is there."""
-        told = [Verdict.UNAVAILABLE] * len(keys)
-        return await self._many.run(keys, self._delete, told) if self._is_open else told
+        return await self._ask(keys, self._delete, Verdict.UNAVAILABLE)
 
     async def stats(self) -> BackendStats:
         """Tell that the service would have to be asked for each object."""
@@ -198,67 +196,87 @@ class ObjectBackend(Backend):
     async def aclose(self) -> None:
         """Ask no more; obstore closes idle connections by itself."""
         self._is_open = False
+        await self._crew.aclose()
 
-    async def _look(self, key: PackedKey) -> Presence:
+    async def _ask(
+        self, items: Sequence[_Item], ask: Callable[[_Item], _T], unknown: _T
+    ) -> list[_T]:
+        """Return what threads are told of each item, or *unknown* where that is nothing in time."""
+        told = [unknown] * len(items)
+        if self._is_open:
+            await self._crew.run(items, ask, told, leave=True)
+        return told
+
+    # On threads of the crew, which end with obstore's timeout, whoever waits for them.
+
+    def _look(self, key: PackedKey) -> Presence:
         try:
-            await obstore.head_async(self._store, _path(key))
+            obstore.head(self._store, _path(key))
         except (NotFoundError, FileNotFoundError):
             return Presence.ABSENT
         except _ERRORS:
             return Presence.UNKNOWN
         return Presence.PRESENT
 
-    async def _get(self, pair: tuple[PackedKey, memoryview]) -> Fetched:
+    def _get(self, pair: tuple[PackedKey, memoryview]) -> Fetched:
         key, target = pair
         path, nbytes = _path(key), HEADER_BYTES + len(target)
         try:
             # One call, where the object's length and then its bytes are two; a longer one has another byte.
-            value = await obstore.get_range_async(
-                self._store, path, start=0, end=nbytes + 1
-            )
+            value = obstore.get_range(self._store, path, start=0, end=nbytes + 1)
         except (NotFoundError, FileNotFoundError):
             return Fetched(Verdict.ABSENT)
         except _ERRORS:
-            is_empty = await self._size_of(path) == 0  # no range of it can be asked for
+            is_empty = self._size_of(path) == 0  # no range of it can be asked for
             return GARBAGE if is_empty else _UNAVAILABLE
-        return (
-            Envelope.open(memoryview(value), key, target)
-            if len(value) == nbytes
-            else GARBAGE
-        )
+        if len(value) != nbytes:
+            return GARBAGE
+        opened = [_UNAVAILABLE]
 
-    async def _size_of(self, path: str) -> int | None:
+        def fill() -> None:
+            opened[0] = Envelope.open(memoryview(value), key, target)
+
+        self._crew.gate.touch(fill)
+        return opened[0]
+
+    def _size_of(self, path: str) -> int | None:
         """Return how many bytes an object has; None: it is not there, or not known."""
         try:
-            size: int = (await obstore.head_async(self._store, path))["size"]
+            size: int = obstore.head(self._store, path)["size"]
         except _ERRORS:
             return None
         return size
 
-    async def _put(self, block: Sealed) -> Verdict:
+    def _put(self, block: Sealed) -> Verdict:
         if len(block.data) > _LARGEST_BLOCK:
             return Verdict.FULL
-        # A copy: what is cancelled may be sent on from memory that is another's by then.
         header = Envelope(block.key, len(block.data), block.checksum).encode()
-        path, value = _path(block.key), b"".join((header, block.data))
+        copied: list[bytes] = []  # whoever waits may leave while it is sent
+
+        def copy() -> None:
+            copied.append(b"".join((header, block.data)))
+
+        if not self._crew.gate.touch(copy):
+            return Verdict.UNAVAILABLE
+        path = _path(block.key)
         try:
-            await obstore.put_async(
-                self._store, path, value, mode="create", use_multipart=False
+            obstore.put(
+                self._store, path, copied[0], mode="create", use_multipart=False
             )
         except AlreadyExistsError:
             return Verdict.PRESENT
         except _ERRORS:
-            is_there = await self._look(block.key) is Presence.PRESENT
+            is_there = self._look(block.key) is Presence.PRESENT
             return Verdict.PRESENT if is_there else Verdict.UNAVAILABLE
         return Verdict.DONE
 
-    async def _delete(self, key: PackedKey) -> Verdict:
-        there = await self._look(key)
+    def _delete(self, key: PackedKey) -> Verdict:
+        there = self._look(key)
         if there is not Presence.PRESENT:
             is_absent = there is Presence.ABSENT
             return Verdict.ABSENT if is_absent else Verdict.UNAVAILABLE
         try:
-            await obstore.delete_async(self._store, _path(key))
+            obstore.delete(self._store, _path(key))
         except _ERRORS:
             return Verdict.UNAVAILABLE
         return Verdict.DONE
