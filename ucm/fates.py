@@ -19,7 +19,7 @@ mixed with the fingerprint. It is then as if nothing had been put down.
 import enum
 from typing import Final
 
-import msgspec
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -31,7 +31,7 @@ _MOST_CODES: Final = (1 << _CODE_BITS) - 1
 _LATEST: Final = (1 << 64 - _CODE_BITS) - 1
 
 
-class Fate(enum.StrEnum):
+class Fate(enum.Enum):
     """What has become of a block, as far as a store remembers."""
 
     UNKNOWN = "unknown"
@@ -52,7 +52,8 @@ class Fate(enum.StrEnum):
     """Its bytes were not those that had been saved, so that it was deleted."""
 
 
-class Told(msgspec.Struct, frozen=True):
+@attrs.frozen
+class Told:
     """
     What a store tells of a block.
 

@@ -39,6 +39,7 @@ __all__ = [
     "failure_nbytes",
     "order_nbytes",
     "owner_nbytes",
+    "share_nbytes",
 ]
 
 _LOAD_NBYTES: Final = MAX_MESSAGE_BYTES // 2
@@ -77,6 +78,13 @@ def order_nbytes(order: SpanOrder) -> int:
     """Return what an order costs at most."""
     owners = sum(owner_nbytes(owner.request_id) for owner in order.owners)
     return _FIXED + owners + _NUMBER * len(order.block_ids) + len(order.hashes)
+
+
+def share_nbytes(request_id: str, num_blocks: int, span_blocks: int) -> int:
+    """Return what so many blocks of a request cost at most, in orders of full spans."""
+    num_orders = -(-num_blocks // span_blocks)
+    per_order = _FIXED + _OWNER + _UTF8 * len(request_id)
+    return num_orders * per_order + num_blocks * (_NUMBER + _MAX_HASH)
 
 
 def cut_lost(lost: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, ...]]:
@@ -132,9 +140,7 @@ class Draft:
         """Let the plan save blocks of a life, behind those of it that are there."""
         num_blocks = len(run.block_ids)
         self._room -= num_blocks
-        num_orders = -(-num_blocks // span_blocks)
-        per_order = _FIXED + _OWNER + _UTF8 * len(stay.request_id)
-        self._nbytes -= num_orders * per_order + num_blocks * (_NUMBER + _MAX_HASH)
+        self._nbytes -= share_nbytes(stay.request_id, num_blocks, span_blocks)
         runs = self._runs.setdefault(group_id, {}).setdefault(stay, [])
         if runs and runs[-1].at.stop == run.start:
             runs[-1] = runs[-1].then(run)

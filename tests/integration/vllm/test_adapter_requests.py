@@ -22,7 +22,8 @@ class LoraEngine(Engine):
     def __init__(self, setup):
         super().__init__(setup)
         self.scheduler.close()
-        self.scheduler = SchedulerHalf(attrs.evolve(setup, threads=SlowThreads()))
+        setup = attrs.evolve(setup, threads=SlowThreads(), adapters="")
+        self.scheduler = SchedulerHalf(setup)
         self.register()
 
     def match(self, one):

@@ -187,6 +187,7 @@ class TestReasons:
             assert {"other_key_space": 1} == counted(engine)
             away = SHORTFALLS[Reason.UNAVAILABLE]
             engine.scheduler._tiers.shortfall = {"t": away}.get
+            engine.scheduler._tiers.are_there = True
             ask(engine, request("t"))
         line, beside = lines(tmp_path)[-2:]
         given = {"text": away[1], "slab": "other_key_space"}
@@ -367,6 +368,7 @@ class TestReasons:
         with logs_closed(), running(setup_of(tmp_path)) as engine:
             late = {"r": SHORTFALLS[Reason.DEADLINE]}
             engine.scheduler._tiers.shortfall = late.get
+            engine.scheduler._tiers.are_there = True
             for name in ("r", "s"):
                 assert 0 == ask(engine, request(name))
             assert {"late": 1, "never_offered": 1} == counted(engine)

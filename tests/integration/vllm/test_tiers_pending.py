@@ -42,6 +42,7 @@ class TestEngine:
             )
             scheduler._store.forget(scheduler._adapter.matcher.keys_of(group, third))
             scheduler._tiers._client = client
+            scheduler._tiers.are_there = True
             matcher = scheduler._adapter.matcher
             matcher._index = index = Counting(matcher._index)
             one = request("s")
@@ -65,6 +66,7 @@ class TestEngine:
             scheduler, client = engine.scheduler, FakeClient()
             scheduler.arrived(request("r"))
             scheduler._tiers._client = client
+            scheduler._tiers.are_there = True
             for name in ("s", "t"):
                 scheduler.arrived(request(name))
             assert [("s", 3), ("t", 3)] == [each[:2] for each in client.wanted]
@@ -83,6 +85,7 @@ class TestEngine:
         with traced_engine(tmp_path) as engine:
             scheduler, client = engine.scheduler, FakeClient()
             scheduler._tiers._client = client
+            scheduler._tiers.are_there = True
             one = request("s")
             scheduler.arrived(one)
             assert (None, False) == scheduler.match(one, 0)
@@ -107,6 +110,7 @@ def test_engine_s_policy_decides_whose_fetch_is_first(
     with contextlib.closing(SchedulerHalf(setup)) as scheduler:
         scheduler.agree([RankHandshake.of(setup.facts(0))])
         scheduler._tiers._client = client
+        scheduler._tiers.are_there = True
         assert (None, False) == scheduler.match(one, 0)
         assert [expected] == [terms["priority"] for terms in client.terms]
         scheduler.finished("s")

@@ -141,8 +141,15 @@ class Running:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.forget(request_id)
         _, wishes = self._wishes.pop(request_id, _NOBODY)
-        if (request := self._requests.pop(request_id, None)) is None:
-            return None
+        request = self._requests.pop(request_id, None)
+        return None if request is None else self._ended(request, tables, wishes)
+
+    def _ended(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        tables: Sequence[Sequence[int]],
+        wishes: Wishes,
+    ) -> RequestEnd:
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
             known_tokens=request.num_tokens,
