@@ -379,4 +379,14 @@ LIGHT = (
         replace="move = library.moves",
         killers=(f"{_LOCK}::test_only_a_brief_copy_keeps_the_lock",),
     ),
+    Mutant(
+        name="tiers_asked_where_there_are_none",
+        why="R-18: each life of an engine without tiers costs calls that ask for nothing.",
+        file="ucm/integration/vllm/tiers.py",
+        find="        self.are_there = client is not None\n",
+        replace="        self.are_there = True\n",
+        killers=(
+            "tests/integration/vllm/test_life_calls.py::test_life_of_a_request_is_so_many_calls",
+        ),
+    ),
 )
