@@ -2,6 +2,7 @@
 """Blocks as objects of a real S3 server: the contract, and a server that is away."""
 
 import hashlib
+from contextlib import aclosing
 
 import anyio
 import obstore
@@ -97,75 +98,83 @@ class TestObjectBackend(BackendContract):
 class TestService:
     async def test_racing_creates_leave_one_block(self, service, tmp_path):
         """R-51: losers are told that it is there, or that nobody knows; never wrongly."""
-        backend, verdicts = await open_objects(service[1], tmp_path), []
+        verdicts = []
+        async with aclosing(await open_objects(service[1], tmp_path)) as backend:
 
-        async def put():
-            verdicts.extend(await backend.put([seal(KEYS[0])]))
+            async def put():
+                verdicts.extend(await backend.put([seal(KEYS[0])]))
 
-        async with anyio.create_task_group() as group:
-            for _ in range(16):
-                group.start_soon(put)
-        assert 1 == verdicts.count(Verdict.DONE)
-        assert {Verdict.DONE, Verdict.PRESENT} >= set(verdicts)
-        assert [True] == await fetch_sound(backend, KEYS[:1])
+            async with anyio.create_task_group() as group:
+                for _ in range(16):
+                    group.start_soon(put)
+            assert 1 == verdicts.count(Verdict.DONE)
+            assert {Verdict.DONE, Verdict.PRESENT} >= set(verdicts)
+            assert [True] == await fetch_sound(backend, KEYS[:1])
 
     async def test_stopped_server_ends_at_the_deadline(self, service, tmp_path):
-        """R-52: no answer in time, whatever is asked; and answers when it goes on."""
-        backend = await open_objects(service[1], tmp_path)
-        await backend.put([seal(KEYS[0])])
-        late = DeadlineBackend(backend, 0.3)
-        service[0].stop()
-        try:
-            assert [Presence.UNKNOWN] == await late.exists(KEYS[:1])
-            ((got, _),) = await fetch(late, KEYS[:1])
-            assert Verdict.UNAVAILABLE is got.verdict
-            assert [Verdict.UNAVAILABLE] == await late.put([seal(KEYS[1])])
-            assert [Verdict.UNAVAILABLE] == await late.delete(KEYS[:1])
-        finally:
-            service[0].go_on()
-        assert 4 == late.num_late
-        assert [True] == await fetch_sound(backend, KEYS[:1])
+        """R-52: no answer in time, whatever is asked; answers when it goes on, and nothing is deleted then."""
+        async with aclosing(await open_objects(service[1], tmp_path)) as backend:
+            await backend.put([seal(KEYS[0])])
+            late = DeadlineBackend(backend, 0.3)
+            service[0].stop()
+            try:
+                assert [Presence.UNKNOWN] == await late.exists(KEYS[:1])
+                ((got, _),) = await fetch(late, KEYS[:1])
+                assert Verdict.UNAVAILABLE is got.verdict
+                assert [Verdict.UNAVAILABLE] == await late.put([seal(KEYS[1])])
+                assert [Verdict.UNAVAILABLE] == await late.delete(KEYS[:1])
+            finally:
+                service[0].go_on()
+            assert 4 == late.num_late
+            assert [True] == await fetch_sound(backend, KEYS[:1])
+            await backend.aclose()  # behind the threads that were asked
+            assert 0 == backend._crew.num_hung
+        again = await open_objects(service[1], tmp_path)
+        async with aclosing(again):
+            assert [True] == await fetch_sound(again, KEYS[:1])
 
     async def test_nothing_of_a_caller_that_has_left_is_used(self, service, tmp_path):
         """R-52: its memory is another's once the call has ended, whatever a service sends behind that."""
-        backend = await open_objects(service[1], tmp_path)
-        await backend.put([seal(KEYS[0])])
-        late, target = DeadlineBackend(backend, 0.3), bytearray(BLOCK)
-        service[0].stop()
-        try:
-            (got,) = await late.get(KEYS[:1], [memoryview(target)])
-            assert Verdict.UNAVAILABLE is got.verdict
-        finally:
-            service[0].go_on()
-        await backend.aclose()  # behind the thread that was asked
-        assert 0 == backend._crew.num_hung
-        assert bytes(BLOCK) == target
+        async with aclosing(await open_objects(service[1], tmp_path)) as backend:
+            await backend.put([seal(KEYS[0])])
+            late, target = DeadlineBackend(backend, 0.3), bytearray(BLOCK)
+            service[0].stop()
+            try:
+                (got,) = await late.get(KEYS[:1], [memoryview(target)])
+                assert Verdict.UNAVAILABLE is got.verdict
+            finally:
+                service[0].go_on()
+            await backend.aclose()  # behind the thread that was asked
+            assert 0 == backend._crew.num_hung
+            assert bytes(BLOCK) == target
 
     async def test_server_that_is_away_is_no_miss(self, tmp_path):
         """Nobody listens: unknown and unavailable, from the start, and no error."""
-        backend = await open_objects("http://127.0.0.1:9", tmp_path, timeout=0.2)
-        assert [Presence.UNKNOWN] == await backend.exists(KEYS[:1])
-        ((got, _),) = await fetch(backend, KEYS[:1])
-        assert Verdict.UNAVAILABLE is got.verdict
-        assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
+        async with aclosing(
+            await open_objects("http://127.0.0.1:9", tmp_path, timeout=0.2)
+        ) as backend:
+            assert [Presence.UNKNOWN] == await backend.exists(KEYS[:1])
+            ((got, _),) = await fetch(backend, KEYS[:1])
+            assert Verdict.UNAVAILABLE is got.verdict
+            assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[0])])
 
     async def test_huge_object_is_not_fetched(self, service, tmp_path):
         """A foreign object of another length is garbage; no more of it is asked for than a block has."""
-        backend = await open_objects(service[1], tmp_path)
-        await backend.put([seal(KEYS[0], 8 << 20)])
-        ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
-        assert Verdict.GARBAGE is got.verdict
+        async with aclosing(await open_objects(service[1], tmp_path)) as backend:
+            await backend.put([seal(KEYS[0], 8 << 20)])
+            ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
+            assert Verdict.GARBAGE is got.verdict
 
     @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES])
     async def test_object_that_is_cut_short_is_garbage(
         self, service, tmp_path, length: int
     ):
         """Also one without a byte, of which a service gives no range: else it is asked for again and again."""
-        backend = await open_objects(service[1], tmp_path)
-        await backend.put([seal(KEYS[0])])
-        obstore.put(backend._store, _path(KEYS[0]), bytes(length))
-        ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
-        assert Verdict.GARBAGE is got.verdict
+        async with aclosing(await open_objects(service[1], tmp_path)) as backend:
+            await backend.put([seal(KEYS[0])])
+            obstore.put(backend._store, _path(KEYS[0]), bytes(length))
+            ((got, _),) = await fetch(backend, KEYS[:1], BLOCK)
+            assert Verdict.GARBAGE is got.verdict
 
     async def test_wrong_credentials_are_refused_without_being_told(
         self, service, tmp_path

@@ -301,4 +301,14 @@ LOOKS = (
             "tests/backends/test_object.py::TestService::test_nothing_of_a_caller_that_has_left_is_used",
         ),
     ),
+    Mutant(
+        name="object_deleted_for_who_has_left",
+        why="A block that was put anew meanwhile goes behind the deadline of who had it deleted before.",
+        file="ucm/backends/object.py",
+        find="        if self._crew.gate.is_left:",
+        replace="        if False:",
+        killers=(
+            "tests/backends/test_object.py::TestService::test_stopped_server_ends_at_the_deadline",
+        ),
+    ),
 )

@@ -272,6 +272,8 @@ class ObjectBackend(Backend):
 
     def _delete(self, key: PackedKey) -> Verdict:
         there = self._look(key)
+        if self._crew.gate.is_left:  # it may have been put anew since
+            return Verdict.UNAVAILABLE
         if there is not Presence.PRESENT:
             is_absent = there is Presence.ABSENT
             return Verdict.ABSENT if is_absent else Verdict.UNAVAILABLE
