@@ -117,6 +117,11 @@ class TestPrefixHasher:
             ucm.PrefixHasher(KEYSPACE, 8)
 
 
+def test_tenant_of_a_salt_is_the_same_for_ever() -> None:
+    """R-41: engines, hosts and releases that share a slab count a tenant's blocks for one number; no salt is nobody."""
+    assert (0xCA978112, 0) == (ucm.tenant_of(b"a"), ucm.tenant_of(b""))
+
+
 class TestKeySpace:
     def test_layout_and_settings_are_part_of_it(self) -> None:
         """The host says the rest; nothing that decides bytes has a default."""

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import attrs
-from xxhash import xxh32_intdigest
 
 from ucm.blocks import GroupId, KeySpace, RowId
 from ucm.errors import KeyFormatError
@@ -72,7 +71,9 @@ class Place:
 
 def tenant_of(salt: bytes) -> int:
     """Return whose the blocks of a salt are: a number for ``Place``, 0 without a salt."""
-    return (xxh32_intdigest(salt) or 1) if salt else 0
+    if not salt:
+        return 0
+    return int.from_bytes(hashlib.sha256(salt).digest()[:4], "big") or 1
 
 
 class PrefixHasher:

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import structlog
-from xxhash import xxh32_intdigest
 
 from tests.integration.vllm.agent_kit import FakeClient
 from tests.integration.vllm.test_halves import HASHES, Engine, make_setup, request
@@ -15,6 +14,7 @@ from ucm.blocks import GroupId, KeyPacker, ShardId
 from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.wishes import WishReader
 from ucm.metrics import Counters
+from ucm.prefixes import tenant_of
 from ucm.scheduler.requests import NO_WISHES, Wishes
 
 
@@ -186,7 +186,7 @@ class TestReader:
     def test_tenant_is_the_salt(self):
         """Requests of one salt share a tenant, and one without a salt is nobody's."""
         of = Reading().of
-        assert Wishes(tenant=xxh32_intdigest(b"a")) == of(salt="a")
+        assert Wishes(tenant=tenant_of(b"a")) == of(salt="a")
         assert of(salt="a") == of({"x": 1}, salt="a") != of(salt="b")
         assert of(salt="\ud800").tenant
 
@@ -224,7 +224,7 @@ class TestHalves:
         one = asking("r", salt="a", retain_seconds=3600)
         (order,) = compute(engine, one).saves
         (owner,) = order.owners
-        assert xxh32_intdigest(b"a") == owner.tenant
+        assert tenant_of(b"a") == owner.tenant
         assert 0 <= owner.used_ns / 1e9 - (now + 3600) < 600
         assert not engine.scheduler.finished("r")
         assert engine.idle()
