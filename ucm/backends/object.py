@@ -8,6 +8,9 @@ the object is looked for (R-51). Credentials and TLS are obstore's: its options,
 environment as it reads it; they are never told by us.
 
 Room is bounded by the bucket's own rules of lifecycle, not by us.
+
+Threading: verbs on the loop; requests on threads of a crew, which end with obstore's timeout also
+where whoever asked has gone by then. The caller's memory is used by way of the crew's gate only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
