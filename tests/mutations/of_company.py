@@ -152,6 +152,16 @@ COMPANY = (
         ),
     ),
     Mutant(
+        name="lock_given_up_to_count",
+        why="R-18: numbers for a few blocks are made anew, and an engine waits for our threads.",
+        file=_TOUCHES,
+        find="(start + _AT[: len(hashes)])",
+        replace="np.arange(start, start + len(hashes))",
+        killers=(
+            "tests/integration/vllm/test_life_calls.py::test_life_of_a_request_gives_the_interpreter_lock_to_nobody",
+        ),
+    ),
+    Mutant(
         name="each_prefix_told_alone",
         why="R-18: each request that begins costs the engine's thread a call of the store.",
         file=_TOUCHES,

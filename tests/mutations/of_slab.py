@@ -85,7 +85,7 @@ SLAB = (
         name="move_unnoticed",
         why="Engines that start later share nothing with those that go on.",
         file=_OPENED,
-        find="                if not os.path.samestat(info, os.lstat(self.root / name)):\n",
+        find="                if not os.path.samestat(info, os.lstat(path)):\n",
         replace="                if False:\n",
         killers=(_NOTICE,),
     ),

@@ -7,6 +7,7 @@ __all__ = ["WHY"]
 
 _FATES = "ucm/fates.py"
 _SLAB_FATES = "ucm/stores/slab/_fates.py"
+_LOCK = "tests/integration/vllm/test_life_calls.py::test_life_of_a_request_gives_the_interpreter_lock_to_nobody"
 _INDEX = "ucm/stores/slab/_index.py"
 _MATCHING = "ucm/scheduler/matching.py"
 _MISSES = "ucm/scheduler/misses.py"
@@ -80,9 +81,17 @@ WHY = (
         name="cut_file_believed",
         why="R-71: who cuts a file that is for people ends every engine of the node.",
         file=_SLAB_FATES,
-        find="if self._mapping is not None and self._mapping.size() < self._nbytes:",
-        replace="if self._mapping is None:",
+        find="if self._sketch is not None and seek(self._fd, 0, os.SEEK_END) < self._nbytes:",
+        replace="if self._sketch is None:",
         killers=(f"{_LOSS}::test_file_that_is_cut_in_use_is_let_go[trim]",),
+    ),
+    Mutant(
+        name="lock_given_up_to_explain",
+        why="R-18: to say why a block is missing an engine waits until our threads let it go on.",
+        file=_SLAB_FATES,
+        find="seek(self._fd, 0, os.SEEK_END) < self._nbytes",
+        replace="os.fstat(self._fd).st_size < self._nbytes",
+        killers=(_LOCK,),
     ),
     Mutant(
         name="link_followed",

@@ -31,6 +31,8 @@ MAX_TOUCHED_KEYS: Final = 4096
 MAX_WAITING_PREFIXES: Final = 1024
 FEW_PREFIXES: Final = 8
 """So many do not wait for others; nor does anybody in each plan of so many."""
+_AT: Final = np.arange(MAX_TOUCHED_KEYS)
+"""Made once: numpy gives the interpreter lock up to make one, however short."""
 
 _Blocks = tuple[GroupLayout, Sequence[bytes], npt.NDArray[np.int64]]
 
@@ -119,7 +121,7 @@ class Touches:
             stop = min(blocks, start + max(1, room // self._matcher.num_shards))
             if start < stop:
                 hashes = self._layout.hashes_of(group, prefix.hashes, start, stop)
-                depths = np.arange(start, start + len(hashes)) * group.block_tokens
+                depths = (start + _AT[: len(hashes)]) * group.block_tokens
                 yield group, hashes, prefix.moment - depths
                 room -= (stop - start) * self._matcher.num_shards
             prefix.block = stop

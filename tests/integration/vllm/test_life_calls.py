@@ -1,9 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request's life costs the scheduler's thread of an engine that is full."""
 
+import gc
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.lives_side import SCHEDULER, WARM, Engine, make_setup
+import pytest
+
+from benchmarks.lives_side import SCHEDULER, WARM, WORKER, Engine, make_setup
+from ucm.stores.slab import _opened
 
 
 def test_life_of_a_request_is_so_many_calls(tmp_path: Path) -> None:
@@ -19,3 +29,65 @@ def test_life_of_a_request_is_so_many_calls(tmp_path: Path) -> None:
     assert 60 == lives
     calls = sum(engine.meter.calls[part] for part in SCHEDULER) / lives
     assert calls <= 185
+
+
+@contextmanager
+def lock_given_up() -> Iterator[Callable[[], int]]:
+    """
+    Yield how often others had the interpreter lock so far.
+
+    One of them always waits for it, and it is taken from nobody meanwhile.
+    """
+    had, interval = [0], sys.getswitchinterval()
+    is_over = threading.Event()
+
+    def take() -> None:
+        while not is_over.is_set():
+            had[0] += 1
+            time.sleep(0)  # gives it back at once
+
+    waiting = threading.Thread(target=take)
+    gc.disable()  # it may close files
+    sys.setswitchinterval(100)
+    waiting.start()
+    try:
+        yield lambda: had[0]
+    finally:
+        is_over.set()
+        sys.setswitchinterval(interval)
+        gc.enable()
+        waiting.join()
+
+
+def test_life_of_a_request_gives_the_interpreter_lock_to_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-18: none of an engine's hooks gives the interpreter lock up, not even for a short call of the
+    system: it would wait for whoever of our threads takes it. Paths of a slab are looked at four times
+    a second, and not here."""
+    monkeypatch.setattr(_opened, "_LOOK_EVERY_S", 3600.0)
+    engine = Engine(make_setup(tmp_path / "slab"))
+    engine.run(WARM)
+    given_up: Counter[str] = Counter()
+    with lock_given_up() as count:
+
+        def watch(half: object, name: str) -> None:
+            call = getattr(half, name)
+
+            def watched(*arguments: object, **named: object) -> object:
+                before = count()
+                try:
+                    return call(*arguments, **named)
+                finally:
+                    given_up[name] += count() - before
+
+            setattr(half, name, watched)
+
+        for half, names in ((engine.half, SCHEDULER), (engine.worker, tuple(WORKER))):
+            for name in names:
+                watch(half, name)
+        engine.run(60)
+    engine.worker.close()
+    engine.half.close()
+    assert engine.hits
+    assert not +given_up

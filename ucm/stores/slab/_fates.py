@@ -15,6 +15,7 @@ hashes of the index. Moments are those of its clock, without the time the machin
 import contextlib
 import mmap
 import os
+import weakref
 from typing import Final
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from ucm.errors import ConfigError
 from ucm.fates import ENTRY_BYTES, Fate, Sketch, Told
-from ucm.stores.slab._files import FATES, NEW, Directory, map_file
+from ucm.stores.slab._files import FATES, NEW, Directory, map_file, seek
 
 __all__ = ["Fates", "fates_nbytes", "make_fates", "map_fates"]
 
@@ -45,15 +46,16 @@ class Fates:
 
     Args:
         mapping: The file; None if there is none that can be used.
+        fd: Of the file, of which a copy is kept.
     """
 
-    __slots__ = ("_mapping", "_nbytes", "_sketch")
+    __slots__ = ("__weakref__", "_fd", "_nbytes", "_sketch")
 
-    def __init__(self, mapping: mmap.mmap | None = None) -> None:
-        self._mapping = mapping
+    def __init__(self, mapping: mmap.mmap | None = None, fd: int = -1) -> None:
         self._sketch: Sketch | None = None
         if mapping is not None:
-            self._nbytes = len(mapping)
+            self._fd, self._nbytes = os.dup(fd), len(mapping)
+            weakref.finalize(self, os.close, self._fd)
             words = np.frombuffer(mapping, dtype=np.uint64)
             self._sketch = Sketch(words.reshape(2, -1))
 
@@ -78,9 +80,13 @@ class Fates:
         return Told(_KEPT[code - 1], max(0, now_ns // _NS_PER_MS - moment_ms) / 1000)
 
     def _usable(self) -> Sketch | None:
-        """Return the sketch, unless its file was cut: a page that is gone ends us."""
-        if self._mapping is not None and self._mapping.size() < self._nbytes:
-            self._mapping = self._sketch = None
+        """
+        Return the sketch, unless its file was cut: a page that is gone ends us.
+
+        Asked with the interpreter lock held, which others would not give back at once.
+        """
+        if self._sketch is not None and seek(self._fd, 0, os.SEEK_END) < self._nbytes:
+            self._sketch = None
         return self._sketch
 
 
@@ -103,7 +109,7 @@ def map_fates(directory: Directory, *, at_once: bool) -> Fates:
         fd = directory.open(FATES)
         try:
             if _has_size(fd):
-                return Fates(map_file(fd, at_once=at_once))
+                return Fates(map_file(fd, at_once=at_once), fd)
         finally:
             os.close(fd)
     return Fates()

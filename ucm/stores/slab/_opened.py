@@ -44,8 +44,8 @@ __all__ = ["OpenedSlab"]
 
 _LOOK_EVERY_S = 0.25
 _NO_WISHES = MemoryWishes()
-_File = tuple[str, int, int]
-"""Name, descriptor and size."""
+_File = tuple[str, int, int, str]
+"""Name, descriptor, size and path."""
 
 _in_this_process: "weakref.WeakSet[OpenedSlab]" = weakref.WeakSet()
 
@@ -171,17 +171,17 @@ class OpenedSlab:
     def _find_loss(self, files: Sequence[_File], *, looks: bool) -> str:
         looks |= (now := time.monotonic()) >= self._look_at
         try:
-            for name, fd, nbytes in self._files if looks else files:
+            for name, fd, nbytes, _ in self._files if looks else files:
                 size = seek(fd, 0, os.SEEK_END)
                 if size < nbytes:
                     return f"{name} was shortened to {max(0, size)} bytes"
             if not looks:
                 return ""
-            for name, fd, _ in self._files:
+            for name, fd, _, path in self._files:
                 info = os.fstat(fd)
                 if not info.st_nlink:
                     return f"{name} was removed"
-                if not os.path.samestat(info, os.lstat(self.root / name)):
+                if not os.path.samestat(info, os.lstat(path)):
                     return f"{name} was replaced"
         except OSError as exc:
             return f"its files were removed or moved ({exc})"
@@ -278,14 +278,15 @@ class OpenedSlab:
         return ClassIndex.open(directory, name, geometry, timeout, at_once=True)
 
     def _list_files(self, arena_fd: int) -> tuple[_File, ...]:
-        return (
+        files = (
             (self._class.name, self._class.lock.fd, self.index.layout.nbytes),
             (ARENA, arena_fd, Arena.nbytes(self.geometry.num_extents)),
             (DATA, self._data_fd, self.geometry.data_bytes),
         )
+        return tuple((*each, str(self.root / each[0])) for each in files)
 
     def _map_arena(self, lock: FileLock) -> Arena:
-        _, fd, nbytes = self._files[1]
+        _, fd, nbytes, _ = self._files[1]
         mapping = map_again(self.directory, ARENA, fd, nbytes, at_once=True)
         return Arena(mapping, self.geometry.num_extents, lock)
 
