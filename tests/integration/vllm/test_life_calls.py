@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.lives_side import SCHEDULER, WARM, WORKER, Engine, make_setup
 from ucm.stores.slab import _opened
+from ucm.stores.slab._locks import FileLock
 
 
 def test_life_of_a_request_is_so_many_calls(tmp_path: Path) -> None:
@@ -64,22 +65,33 @@ def test_life_of_a_request_gives_the_interpreter_lock_to_nobody(
 ) -> None:
     """R-18: none of an engine's hooks gives the interpreter lock up, not even for a short call of the
     system: it would wait for whoever of our threads takes it. Paths of a slab are looked at four times
-    a second, and not here."""
+    a second, and not here; a hook that came amid a change of the index has to wait for its end."""
     monkeypatch.setattr(_opened, "_LOOK_EVERY_S", 3600.0)
+    locked = Counter[int]()
+    enter = FileLock.__enter__
+
+    def entered(lock: FileLock) -> None:
+        locked[threading.get_ident()] += 1
+        enter(lock)
+
+    monkeypatch.setattr(FileLock, "__enter__", entered)
+    me = threading.get_ident()
     engine = Engine(make_setup(tmp_path / "slab"))
     engine.run(WARM)
-    given_up: Counter[str] = Counter()
+    given_up, waited = Counter[str](), Counter[str]()
     with lock_given_up() as count:
 
         def watch(half: object, name: str) -> None:
             call = getattr(half, name)
 
             def watched(*arguments: object, **named: object) -> object:
-                before = count()
+                before, waits = count(), locked[me]
                 try:
                     return call(*arguments, **named)
                 finally:
-                    given_up[name] += count() - before
+                    has_waited = locked[me] > waits
+                    waited[name] += has_waited
+                    given_up[name] += not has_waited and count() - before
 
             setattr(half, name, watched)
 
@@ -91,3 +103,4 @@ def test_life_of_a_request_gives_the_interpreter_lock_to_nobody(
     engine.half.close()
     assert engine.hits
     assert not +given_up
+    assert waited.total() < engine.hits
