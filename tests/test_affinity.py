@@ -13,14 +13,18 @@ from ucm import affinity
 from ucm.affinity import (
     AffinityPlan,
     bind_thread,
+    engine_cpus,
     format_cpulist,
     num_hashing,
     parse_cpulist,
     plan_affinity,
+    plan_beside_cpu,
     plan_beside_engine,
     process_cpus,
 )
+from ucm.line_writer import LineWriter
 from ucm.pipeline.workers import CopyThread
+from ucm.threads import SYSTEM
 
 ALL = range(16)
 NOWHERE = 65535
@@ -53,6 +57,21 @@ def plan(sysfs, *, setting="numa", node=1, engine=ALL, allowed=ALL):
         setting, node=node, engine=engine, allowed=allowed, sysfs=sysfs
     )
     return format_cpulist(chosen.cpus), chosen.reason
+
+
+class Noting:
+    """Where lines go, and the CPUs of who writes them."""
+
+    def __init__(self, found):
+        self._found = found
+
+    def write(self, text):
+        """Take note of them."""
+        self._found.append(os.sched_getaffinity(0))
+        return 0
+
+    def close(self):
+        """Nothing is ours."""
 
 
 def on_thread(function):
@@ -262,6 +281,25 @@ class TestBinding:
         assert f"listed; CPUs {NOWHERE} are offline or not allowed" == bound.reason
 
 
+class TestBesideOne:
+    @pytest.mark.parametrize(
+        ("cpu", "engine", "cpus"),
+        [(1, "0-15", "0-7"), (9, "0-3,8-11", "8-11"), (2, "2", "2"), (8, "0-8", "8")],
+    )
+    def test_thread_on_one_cpu_gets_those_of_the_engine_on_its_node(
+        self, sysfs, cpu, engine, cpus
+    ):
+        """What it copies lies there, in the memory of the engine that it was started by."""
+        found = plan_beside_cpu(cpu, parse_cpulist(engine), sysfs)
+        assert cpus == format_cpulist(found)
+
+    @pytest.mark.parametrize("text", ["", "x", "4-5"])
+    def test_unknown_node_leaves_all_cpus_of_the_engine(self, tmp_path, text):
+        """R-18: whatever the machine says of its nodes, nobody stays on the engine's core."""
+        write(tmp_path / "node" / "node0" / "cpulist", text)
+        assert {0, 1} == plan_beside_cpu(0, frozenset({0, 1}), tmp_path)
+
+
 class TestHashing:
     @pytest.mark.parametrize(
         ("cpus", "wanted"), [(1, 1), (2, 1), (4, 2), (16, 8), (64, 8)]
@@ -318,6 +356,26 @@ class TestThisMachine:
         assert found.reason
         assert found.cpus <= process_cpus()
         assert process_cpus() == one.cpus or not found.cpus & one.cpus
+
+    def test_no_thread_of_ours_stays_on_the_one_cpu_of_who_starts_it(self):
+        """R-18: those of the pipeline and of the log run on the engine's other CPUs, too; the
+        engine's own thread stays bound."""
+        one, found = AffinityPlan(frozenset({min(os.sched_getaffinity(0))}), "test"), []
+        sink = Noting(found)
+
+        def start():
+            bind_thread(one)
+            thread = SYSTEM.thread(lambda: found.append(os.sched_getaffinity(0)), "t")
+            thread.start()
+            thread.join(60.0)
+            writer = LineWriter(sink, str)
+            writer.put("line\n")
+            writer.close(60.0)
+
+        _, own = on_thread(start)
+        beside = plan_beside_cpu(min(one.cpus), engine_cpus())
+        assert [beside] * 2 == found
+        assert one.cpus == own
 
     def test_list_is_planned_without_a_look_at_the_machine(self):
         """A list needs no NUMA node."""

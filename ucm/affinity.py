@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-On which CPUs copy threads run.
+On which CPUs our threads run.
 
 A copy thread that runs on the other socket reads host memory across the link between
 the sockets, and one that runs on the engine's CPU takes that CPU's time away from it.
@@ -8,12 +8,14 @@ Setting ``threads.affinity`` keeps copy threads near the device and off the engi
 the machine says enough about itself; otherwise they run wherever the system puts them.
 
 Linux lets each thread have CPUs of its own, and a new thread has those of the thread that
-started it. An engine that was bound to one CPU therefore has its copy threads there too,
-unless they are bound elsewhere. So would be what it starts beside itself, which serves
-other ranks too; that gets the CPUs of the engine (``engine_cpus``).
+started it. An engine that computes on the CPU binds each of its threads to a core: all of ours
+would share that of its main thread, and take its time, while cores stand idle. So a thread of
+ours that finds itself on one CPU takes those of its NUMA node that the engine may use. Several
+CPUs are left as they are. What is started beside an engine gets all that the engine may use
+(``engine_cpus``), as it serves other ranks too.
 
-Threading: ``plan_beside_engine`` is called on the engine's thread, ``bind_thread`` by
-each copy thread on itself, before its first job.
+Threading: ``plan_beside_engine`` is called on the engine's thread, ``leave_one_cpu`` by each
+of ours on itself before anything else, ``bind_thread`` by each copy thread behind that.
 """
 
 import contextlib
@@ -32,9 +34,11 @@ __all__ = [
     "bind_thread",
     "engine_cpus",
     "format_cpulist",
+    "leave_one_cpu",
     "num_hashing",
     "parse_cpulist",
     "plan_affinity",
+    "plan_beside_cpu",
     "plan_beside_engine",
     "process_cpus",
 ]
@@ -172,6 +176,24 @@ def engine_cpus() -> frozenset[int]:
         with contextlib.suppress(OSError):  # it has ended
             cpus |= os.sched_getaffinity(parent.pid)
     return cpus
+
+
+def leave_one_cpu() -> None:
+    """Let the calling thread, if one CPU is all that it has, run beside it. Never raises."""
+    with contextlib.suppress(OSError):
+        if len(own := os.sched_getaffinity(0)) == 1:
+            os.sched_setaffinity(0, plan_beside_cpu(min(own), engine_cpus()))
+
+
+def plan_beside_cpu(
+    cpu: int, engine: frozenset[int], sysfs: Path = _SYSFS
+) -> frozenset[int]:
+    """Return which CPUs of an engine are on the NUMA node of one; all, where nothing says so."""
+    for node in sorted((sysfs / "node").glob("node*/cpulist")):
+        with contextlib.suppress(OSError, ValueError):
+            if cpu in (near := _read_cpulist(node)):
+                return engine & near
+    return engine
 
 
 def num_hashing(

@@ -23,6 +23,8 @@ from typing import Final, Protocol, TextIO
 
 import attrs
 
+from ucm.affinity import leave_one_cpu
+
 __all__ = ["MAX_CHARS", "DescriptorSink", "LineWriter", "Sink", "TextSink"]
 
 MAX_CHARS: Final = 4 << 20
@@ -176,6 +178,7 @@ class _Buffer:
             self._thread = None
 
     def _run(self) -> None:
+        leave_one_cpu()
         while True:
             with self._changed:
                 self._changed.wait_for(*self._what_to_wait_for())

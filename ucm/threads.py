@@ -17,6 +17,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
+from ucm.affinity import leave_one_cpu
 from ucm.waker import EventfdWaker, LoopWaker, Waker
 
 __all__ = [
@@ -148,8 +149,13 @@ class Threads:
         return SimpleQueue()
 
     def thread(self, target: Callable[[], None], name: str) -> Thread:
-        """Return a new daemon thread that is not started."""
-        return threading.Thread(target=target, name=name, daemon=True)
+        """Return a new daemon thread that is not started, and will not be bound to one CPU."""
+
+        def run() -> None:
+            leave_one_cpu()
+            target()
+
+        return threading.Thread(target=run, name=name, daemon=True)
 
     def waker(
         self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]

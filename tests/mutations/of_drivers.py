@@ -19,6 +19,7 @@ _COPY = "tests/devices/test_npu_driver.py::TestCopy"
 _PIN = "tests/devices/test_npu_driver.py::TestPin"
 _PLAN = "tests/test_affinity.py::TestPlan"
 _BINDING = "tests/test_affinity.py::TestBinding"
+_NO_THREAD_STAYS = "tests/test_affinity.py::TestThisMachine::test_no_thread_of_ours_stays_on_the_one_cpu_of_who_starts_it"
 
 DRIVERS = (
     # CUDA's batches.
@@ -345,5 +346,41 @@ DRIVERS = (
         find="    if cpus == plan.cpus:\n",
         replace="    if True:\n",
         killers=(f"{_BINDING}::test_cpus_that_are_lost_are_told",),
+    ),
+    Mutant(
+        name="threads_stay_on_the_engines_core",
+        why="R-18: on a CPU all threads take the time of the worker's main thread.",
+        file="ucm/threads.py",
+        find="            leave_one_cpu()\n",
+        replace="",
+        killers=(_NO_THREAD_STAYS,),
+    ),
+    Mutant(
+        name="log_written_on_the_engines_core",
+        why="R-18: lines take the time of the worker's main thread.",
+        file="ucm/line_writer.py",
+        find="        leave_one_cpu()\n",
+        replace="",
+        killers=(_NO_THREAD_STAYS,),
+    ),
+    Mutant(
+        name="memory_comes_on_the_engines_core",
+        why="R-18: a large slab takes seconds of the worker's main thread.",
+        file="ucm/stores/slab/_populate.py",
+        find="        leave_one_cpu()\n",
+        replace="",
+        killers=(
+            "tests/stores/test_slab_populate.py::TestJoining::test_memory_comes_beside_the_cpu_of_a_bound_engine",
+        ),
+    ),
+    Mutant(
+        name="other_node_is_as_good",
+        why="Threads of a rank that is bound to a core copy across the link between sockets.",
+        file=_AFFINITY,
+        find="                return engine & near\n",
+        replace="                return engine\n",
+        killers=(
+            "tests/test_affinity.py::TestBesideOne::test_thread_on_one_cpu_gets_those_of_the_engine_on_its_node",
+        ),
     ),
 )

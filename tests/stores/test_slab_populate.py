@@ -13,6 +13,7 @@ import pytest
 
 from tests.stores.slab_kit import die
 from tests.stores.test_slab_room import make_system
+from ucm.affinity import engine_cpus, plan_beside_cpu
 from ucm.errors import StoreFullError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import SlabStore, _creation, _populate
@@ -32,6 +33,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.wanted: list[int] = []
+        self.cpus: dict[int, set[int]] = {}
         self.fails: OSError | None = None
         self._limit = 1
         self._changed = threading.Condition()
@@ -54,6 +56,7 @@ class Kernel:
         extent = offset // EXTENT
         with self._changed:
             self.wanted.append(extent)
+            self.cpus[extent] = os.sched_getaffinity(0)
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: extent < self._limit, LIMIT_S)
         if self.fails:
@@ -125,6 +128,21 @@ class TestJoining:
             assert 12 == store.stats().committed_blocks
             assert EXTENT == 512 * (memory_path / "data").stat().st_blocks
             kernel.let(24)
+
+    def test_memory_comes_beside_the_cpu_of_a_bound_engine(self, memory_path, kernel):
+        """R-18: an engine that computes on one CPU opens a slab; what comes later comes on others."""
+        all_cpus = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {min(all_cpus)})
+        try:
+            store = open_small(memory_path)
+        finally:
+            os.sched_setaffinity(0, all_cpus)
+        with store:
+            kernel.let(24)
+            let_all_end(store)
+        beside = plan_beside_cpu(min(all_cpus), engine_cpus())
+        assert {min(all_cpus)} == kernel.cpus[0]
+        assert beside == kernel.cpus[1]
 
     def test_scheduler_populates_nothing(self, memory_path, kernel):
         """R-25: who maps no slot waits for none."""
