@@ -5,28 +5,32 @@ Requests per second where nothing is ever found, without a connector and with ou
 Prompts of 32 to 256 tokens and answers of 8 to 96, so that prompts and decoding share
 most steps. The model is tiny: its steps are about as short as an accelerator's, which
 leaves no room to hide in. ``mixed`` gives an engine in processes of its own 64 at once;
-``served`` is ``vllm serve`` with 32 clients, each of which asks again when it is answered.
+``served`` is ``vllm serve`` with 32 clients, each of which asks again when it is answered: servers
+of all sides are up, and asked in turn. Two have no connector, and show how far equal ones
+differ; one has a connector that does nothing, whose steps cost the engine what any does.
 The sides take turns, forwards and backwards. Run ``python -m benchmarks.load``.
 """
 
+import contextlib
 import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks.engine_side import all_cpus
 from benchmarks.harness import Figure, Scale, Told, main
-from benchmarks.sides import PLAIN, Side, ours, plain
+from benchmarks.sides import EMPTY, PLAIN, Side, empty, ours, plain
 from benchmarks.stores import MEMORY
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
 from tests.e2e.engine import EXTERNAL_HITS, counter, in_process_engine, run_function
 from tests.e2e.models import LLAMA, make_model
-from tests.e2e.server import serve
+from tests.e2e.server import Server, serve
 
 OURS = "ucm"
 SIDES = {PLAIN: Side(MEMORY, plain), OURS: Side(MEMORY, ours("1GiB"))}
+_AGAIN, _EMPTY = f"{PLAIN}, again", Side(MEMORY, empty)
 BLOCK_TOKENS = 32
 AT_ONCE, CLIENTS = 64, 32
 
@@ -95,12 +99,52 @@ def _mixed(config: _Config, scale: Scale) -> list[float]:
     return rates
 
 
-def _served(config: _Config, scale: Scale) -> list[float]:
-    """Return the requests per second of a server and its clients."""
-    requests, repeats = (64, 1) if scale.is_quick else (256, 2)
-    rates = []
+def _served(scale: Scale) -> Told:
+    """Measure servers that are all up, each asked by its clients while the others stand idle."""
+    requests = 64 if scale.is_quick else 192
+    rounds = 1 if scale.is_quick else 2 * (scale.rounds or 4)
+    sides = {
+        PLAIN: SIDES[PLAIN],
+        _AGAIN: SIDES[PLAIN],
+        EMPTY: _EMPTY,
+        OURS: SIDES[OURS],
+    }
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    with contextlib.ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(_server(side)) for name, side in sides.items()
+        }
+        clients = stack.enter_context(ThreadPoolExecutor(CLIENTS))
+        for batch in range(1 + rounds):
+            order = list(sides) if batch % 2 else list(reversed(sides))
+            for name in order:
+                asked = _requests(requests, batch)
+                begun = time.perf_counter()
+                list(clients.map(servers[name].complete, *zip(*asked, strict=True)))
+                rates[name].append(requests / (time.perf_counter() - begun))
+        for name, server in servers.items():
+            if server.counter(EXTERNAL_HITS):
+                raise AssertionError(f"{name}: prompts share a prefix")
+    case = f"served, {CLIENTS} clients"
+    taken = {name: each[1:] for name, each in rates.items()}  # the first warms up
+    for mine, other, target in (
+        (OURS, PLAIN, ">= 0.98"),
+        (OURS, EMPTY, ""),
+        (EMPTY, PLAIN, ""),
+        (_AGAIN, PLAIN, ""),
+    ):
+        ratios = [a / b for a, b in zip(taken[mine], taken[other], strict=True)]
+        yield Figure.over(case, f"{mine} / {other}", "ratio", ratios, target)
+    for name, each in taken.items():
+        yield Figure.over(case, name, "req/s", each)
+
+
+@contextlib.contextmanager
+def _server(side: Side) -> Iterator[Server]:
+    """Run ``vllm serve``."""
     with (
         tempfile.TemporaryDirectory(prefix="ucm-load-") as home,
+        side.ready() as config,
         serve(
             make_model(LLAMA),
             *("--block-size", str(BLOCK_TOKENS), "--max-num-seqs", str(CLIENTS)),
@@ -108,38 +152,28 @@ def _served(config: _Config, scale: Scale) -> list[float]:
             kv_transfer_config=config,
             env=all_cpus(),
         ) as server,
-        ThreadPoolExecutor(CLIENTS) as clients,
     ):
-        for batch in range(repeats + 1):
-            asked = _requests(requests, batch)
-            begun = time.perf_counter()
-            list(clients.map(server.complete, *zip(*asked, strict=True)))
-            rates.append(requests / (time.perf_counter() - begun))
-        if server.counter(EXTERNAL_HITS):
-            raise AssertionError("prompts share a prefix")
-    return rates[1:]
+        yield server
 
 
-def measure(
-    case: str, run: Callable[[_Config, Scale], list[float]], scale: Scale
-) -> Told:
+def _measure_mixed(scale: Scale) -> Told:
     """Measure both sides in turn."""
     rates: dict[str, list[float]] = {name: [] for name in SIDES}
     order = list(SIDES) if scale.is_quick else [*SIDES, *reversed(SIDES)]
     for name in order * (scale.rounds or 1):
         with SIDES[name].ready() as config:
-            rates[name] += run(config, scale)
+            rates[name] += _mixed(config, scale)
     values = [
         mine / other for mine, other in zip(rates[OURS], rates[PLAIN], strict=True)
     ]
-    yield Figure.over(case, f"{OURS} / {PLAIN}", "ratio", values, ">= 0.98")
+    yield Figure.over("mixed", f"{OURS} / {PLAIN}", "ratio", values, ">= 0.98")
     for name, taken in rates.items():
-        yield Figure.over(case, name, "req/s", taken)
+        yield Figure.over("mixed", name, "req/s", taken)
 
 
 CASES: dict[str, Callable[[Scale], Told]] = {
-    "mixed": lambda scale: measure("mixed", _mixed, scale),
-    "served": lambda scale: measure("served, 32 clients", _served, scale),
+    "mixed": _measure_mixed,
+    "served": _served,
 }
 
 
