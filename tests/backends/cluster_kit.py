@@ -2,6 +2,7 @@
 """A cluster of real Valkey servers, and a backend on it."""
 
 import contextlib
+from itertools import pairwise
 
 import redis
 
@@ -18,38 +19,42 @@ async def open_cluster(port, timeout=LIMIT_S):
 
 
 @contextlib.contextmanager
-def cluster(folder, *, with_replica=False):
-    """Run two servers that share the slots, and maybe one that follows the first."""
+def cluster(folder, *, num_primaries=2, with_replica=False):
+    """Run servers that share the slots, and maybe one that follows the first."""
     wants = ["--cluster-enabled", "yes", "--cluster-node-timeout", "60000"]
     wants += [
         "--cluster-require-full-coverage",
         "no",
         "--repl-diskless-sync-delay",
         "0",
+        "--enable-debug-command",
+        "local",
     ]
     with contextlib.ExitStack() as stack:
         servers, ports, clients = [], [], []
-        for name in "abc" if with_replica else "ab":
+        for name in "abcd"[: num_primaries + with_replica]:
             (folder / name).mkdir()
             server, port = stack.enter_context(redis_server(folder / name, *wants))
             servers.append(server)
             ports.append(port)
             clients.append(stack.enter_context(redis.Redis(port=port)))
-        for client, slots in zip(clients, ((0, 8191), (8192, 16383)), strict=False):
-            client.execute_command("CLUSTER", "ADDSLOTSRANGE", *slots)
+        primaries = clients[:num_primaries]
+        bounds = [16384 * at // num_primaries for at in range(num_primaries + 1)]
+        for client, (start, stop) in zip(primaries, pairwise(bounds), strict=True):
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", start, stop - 1)
         for port in ports[1:]:
             clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
         server.await_ready(
-            lambda: all(_knows(client, len(ports)) for client in clients)
+            lambda: all(_knows(client, num_primaries, len(ports)) for client in clients)
         )
         if with_replica:
             number = clients[0].execute_command("CLUSTER", "MYID")
-            clients[2].execute_command("CLUSTER", "REPLICATE", number)
-            server.await_ready(lambda: "up" == clients[2].info()["master_link_status"])
+            clients[-1].execute_command("CLUSTER", "REPLICATE", number)
+            server.await_ready(lambda: "up" == clients[-1].info()["master_link_status"])
         yield servers, ports, clients
 
 
-def _knows(client, count):
+def _knows(client, size, count):
     told = client.execute_command("CLUSTER", "INFO")
-    nodes = b"cluster_known_nodes:%d\r" % count
-    return all(word in told for word in (b"cluster_state:ok", b"cluster_size:2", nodes))
+    words = (b"cluster_state:ok\r", b"cluster_size:%d\r", b"cluster_known_nodes:%d\r")
+    return all(word in told for word in (words[0], words[1] % size, words[2] % count))

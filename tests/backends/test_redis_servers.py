@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who of a cluster's servers is asked, by servers that answer or not, and no connection."""
 
+import anyio
 import attrs
 import pytest
 from redis.exceptions import ResponseError
 
 from ucm.backends._redis_dialer import Dialer
-from ucm.backends._redis_servers import Servers
+from ucm.backends._redis_servers import AWAY, Servers
 from ucm.backends._redis_settings import RedisSettings
+from ucm.backends._resp import Command
 from ucm.backends.abc import Presence
 from ucm.backends.redis import RedisBackend
 from ucm.backends.wrap import BreakerBackend
@@ -113,3 +115,109 @@ async def test_server_that_loads_its_data_is_away():
     now[0] += 1.01
     assert [Presence.PRESENT] * 16 == await breaker.exists(KEYS)
     assert [] == breaker.away
+
+
+class Links:
+    """Connections to a node that answers all alike."""
+
+    def __init__(self, node):
+        self.node = node
+
+    async def ask(self, commands, told):
+        """Answer."""
+        self.node.asked += [each.words[1] for each in commands]
+        told += [self.node.says] * len(commands)
+
+    def close(self):
+        """Be nobody's."""
+
+
+class Direct(Servers):
+    """Servers that are asked by connections of ours; what redis-py is asked is noted."""
+
+    def __init__(self, client, timeout):
+        dialer = Dialer("redis://127.0.0.1", 1.0)
+        super().__init__(client, dialer, timeout, is_cluster=True)
+        self.passed_on = []
+
+    def _links_to(self, node):
+        return Links(node)
+
+    async def _ask_client(self, commands):
+        self.passed_on += [each.words[1] for each in commands]
+        return [b"OK"] * len(commands)
+
+
+class Following(Client):
+    """A client that knows of three servers, each of which has each third block, until it has asked one of them."""
+
+    def __init__(self):
+        self.nodes = [Node(name, says=b"OK") for name in ("first", "second", "third")]
+        self.nodes_manager = self
+        self.startup_nodes = {node.name: node for node in self.nodes}
+        self.asked = []
+        self.moved = False
+        self.has_answer = anyio.Event()
+        self.is_asked = anyio.Event()
+
+    def get_node_from_key(self, name):
+        """Return whose it is."""
+        return self.nodes[2 if self.moved else KEYS.index(name) % 3]
+
+    async def initialize(self):
+        """Ask, as redis-py does."""
+        self.asked.append(sorted(self.startup_nodes))
+        self.is_asked.set()
+        await self.has_answer.wait()
+
+    async def aclose(self):
+        """Be nobody's."""
+
+
+SETS = [Command((b"SET", key, (b"",))) for key in KEYS]
+DOWN = ResponseError("CLUSTERDOWN The cluster is down")
+
+
+async def test_those_that_are_well_are_asked_who_stands_in_for_one_that_is_cut_off():
+    """R-51: not one that takes nothing, as it may be cut off as well; and nothing is sent anew while nobody is
+    known to stand in."""
+    client = Following()
+    client.has_answer.set()
+    servers = Direct(client, 60.0)
+    client.nodes[1].says = ResponseError("MISCONF of a snapshot")
+    await servers.ask(SETS[1:2], are_writes=True)
+    client.nodes[0].says = DOWN
+    told = await servers.ask(SETS[:3], are_writes=True)
+    assert [AWAY, AWAY, b"OK"] == told
+    assert ([["third"]], []) == (client.asked, servers.passed_on)
+
+
+async def test_who_stands_in_is_sent_what_one_that_is_cut_off_refused():
+    """R-52: by the same call."""
+    client = Following()
+    servers = Direct(client, 60.0)
+    await servers.ask(SETS[1:3], are_writes=True)
+    client.nodes[0].says = DOWN
+    async with anyio.create_task_group() as tasks:
+        told = []
+
+        async def ask():
+            told.extend(await servers.ask(SETS[:1], are_writes=True))
+
+        tasks.start_soon(ask)
+        await client.is_asked.wait()
+        client.moved = True
+        client.has_answer.set()
+    assert ([b"OK"], [KEYS[0]]) == (told, servers.passed_on)
+
+
+async def test_nobody_waits_for_what_a_server_is_asked_behind_the_end():
+    """R-52: of whose the slots are, which it may never say."""
+    client = Following()
+    servers = Direct(client, 3600.0)
+    await servers.ask(SETS[1:3])
+    client.nodes[0].says = DOWN
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(servers.ask, SETS[:1])
+        await client.is_asked.wait()
+        await servers.aclose()

@@ -19,6 +19,7 @@ from tests.mutations.of_devices import DEVICES
 from tests.mutations.of_digests import DIGESTS
 from tests.mutations.of_doctor import DOCTOR
 from tests.mutations.of_doors import DOORS
+from tests.mutations.of_down import DOWN
 from tests.mutations.of_drivers import DRIVERS
 from tests.mutations.of_ends import ENDS
 from tests.mutations.of_eng import ENG
@@ -118,6 +119,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SELECTION,
     *SERVERS,
     *REFUSING,
+    *DOWN,
     *EVENTS,
     *POLLER,
     *DEVICES,

@@ -26,6 +26,7 @@ __all__ = [
     "ERRORS",
     "are_silent",
     "failures",
+    "is_down",
     "is_elsewhere",
     "is_full",
     "is_refusal",
@@ -40,6 +41,9 @@ ERRORS: Final = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 """What asking raises."""
 _ELSEWHERE: Final = (AskError, TryAgainError, ClusterDownError)
 """redis-py's; that for MOVED is one of the first."""
+_DOWN: Final = "The cluster is down"
+_READS: Final = "only accepts read commands"
+"""Behind it, of a server that is set to answer reads all the same."""
 
 
 def failures(answers: Sequence[object]) -> list[int]:
@@ -54,9 +58,20 @@ def are_silent(answers: Sequence[object]) -> bool:
 
 def is_silence(answer: object) -> bool:
     """Return whether a server has said nothing, or that it cannot answer anything yet."""
+    if is_down(answer):
+        return _READS not in str(answer)
     if isinstance(answer, ResponseError):
         return str(answer).startswith("LOADING")
     return isinstance(answer, ERRORS)
+
+
+def is_down(answer: object) -> bool:
+    """
+    Return whether a server says that its cluster is down, for all or for writes alone.
+
+    That is what it sees: one that is cut off from most others says so, while these are well.
+    """
+    return isinstance(answer, ResponseError) and _DOWN in str(answer)
 
 
 def is_elsewhere(answer: object) -> bool:
@@ -73,6 +88,8 @@ def is_full(answer: object) -> bool:
 
 def is_refusal(answer: object) -> bool:
     """Return whether a server answers to a write that it takes nothing, and not for want of room."""
+    if is_down(answer):
+        return not is_silence(answer)
     if not isinstance(answer, ResponseError) or isinstance(answer, _ELSEWHERE):
         return False
     return not (is_silence(answer) or is_full(answer) or is_elsewhere(answer))

@@ -11,6 +11,9 @@ answers. One that answers and takes nothing is spared what it is to take, for a 
 While all are silent, or none takes anything, nobody is spared: each call asks, and who calls counts that,
 unless one has answered by its end.
 
+One that says its cluster is down is silent, or takes nothing if it still answers reads: it may be cut off from most
+others, which are well. It does not know who stands in for it then, so others are asked, and who does is asked in its place.
+
 Threading: all on one loop.
 """
 
@@ -30,6 +33,7 @@ from ucm.backends._redis_answers import (
     ERRORS,
     are_silent,
     failures,
+    is_down,
     is_elsewhere,
     is_refusal,
     is_silence,
@@ -37,6 +41,7 @@ from ucm.backends._redis_answers import (
 )
 from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_link import Links, seconds_for
+from ucm.backends._redis_slots import Slots
 from ucm.backends._resp import Command
 
 __all__ = ["AWAY", "ROUNDS", "Servers"]
@@ -112,6 +117,7 @@ class Servers:
         self._client = client
         self._dialer = dialer
         self._timeout = timeout
+        self._slots = Slots(client, timeout / ROUNDS)
         self.is_cluster = is_cluster
         self._clock = clock
         self._is_open = True
@@ -205,6 +211,7 @@ class Servers:
         self._is_open = False
         for scope in self._asking:
             scope.cancel()
+        self._slots.close()
         for server in self._servers.values():
             server.links.close()
         await self._client.aclose()
@@ -244,8 +251,10 @@ class Servers:
         async def look() -> None:
             try:
                 exists = Command((b"EXISTS", command.words[1]))
-                if are_silent(await self._ask_client([exists])):
+                answers = await self._ask_client([exists])
+                if are_silent(answers):
                     server.circuit.judge(is_bad=True)
+                    await self._follow(server, answers)
                 else:  # or it is another's by now, who has answered
                     server.is_found = self._server_of(command) is server
             finally:
@@ -266,13 +275,31 @@ class Servers:
             await server.links.ask(commands, answers)
         except ERRORS as exc:
             answers += [exc] * (len(commands) - len(answers))
-        lost = [at for at in failures(answers) if is_elsewhere(answers[at])]
+        await self._follow(server, answers)
+        lost = [
+            at
+            for at in failures(answers)
+            if is_elsewhere(answers[at])
+            # It says the same to redis-py, unless the block is another's by now.
+            and not (is_down(answers[at]) and self._server_of(commands[at]) is server)
+        ]
         told = await self._ask_client([commands[at] for at in lost])
         for at, answer in zip(lost, told, strict=True):
             # Who names another server has answered, whatever that one does.
             if not (is_silence(answer) and isinstance(answers[at], ResponseError)):
                 answers[at] = answer
         return answers
+
+    async def _follow(self, server: _Server, answers: Sequence[object]) -> None:
+        """Where it says that its cluster is down, have redis-py learn of those that are well whose slots are."""
+        told = [answers[at] for at in failures(answers)]
+        if self.is_cluster and any(map(is_down, told)):
+            well = [
+                name
+                for name, one in self._servers.items()
+                if one is not server and one.is_well(for_writes=True)
+            ]
+            await self._slots.learn(well)
 
     async def _ask_client(self, commands: Sequence[Command]) -> list[Any]:
         """Ask redis-py in one request."""
