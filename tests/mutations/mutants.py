@@ -60,6 +60,7 @@ from tests.mutations.of_proofs import PROOFS
 from tests.mutations.of_refusing import REFUSING
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_replay import REPLAY
+from tests.mutations.of_requests import REQUESTS
 from tests.mutations.of_rest import REST
 from tests.mutations.of_rows import ROWS
 from tests.mutations.of_runner import RUNNER
@@ -120,6 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SERVERS,
     *REFUSING,
     *DOWN,
+    *REQUESTS,
     *EVENTS,
     *POLLER,
     *DEVICES,
