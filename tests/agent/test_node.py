@@ -2,16 +2,18 @@
 """The agent in this process: the same as in its own, where a debugger and coverage see it."""
 
 import json
+import shutil
 import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.agent.test_process import KEYS, Place, until
+from tests.agent.test_process import KEYS, LIMIT_S, Place, until
 from tests.stores.slab_kit import open_slab
 from ucm.agent.__main__ import main
 from ucm.agent.client import AgentClient
@@ -22,16 +24,41 @@ from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keyspace, payload, 
 pytestmark = pytest.mark.slow
 
 
+class TooLateError(Exception):
+    """The agent had lingered, and was gone before its first engine came."""
+
+
 class Here(Place):
     """A slab and a tier, and an agent on the test's thread."""
 
     def __init__(self, tmp_path: Path, shm: Path, patch: pytest.MonkeyPatch) -> None:
         super().__init__(tmp_path, shm)
         self._patch = patch
+        self._code: int | None = None
         patch.syspath_prepend(str(self.path))
+
+    def poll(self) -> int | None:
+        """Return the agent's exit code, as that of a process; None: it goes on."""
+        return self._code
+
+    @contextmanager
+    def client(self, slot_bytes=4096, agent=None):
+        """Be an engine."""
+        with super().client(slot_bytes, agent or self) as client:
+            if not client.is_up:
+                raise TooLateError
+            yield client
 
     def serve(self, engine: Callable[[], None], **settings: object) -> int:
         """Be the agent until *engine*, on a thread, is over; return the exit code."""
+        while True:  # a busy machine comes too late to some
+            try:
+                return self._serve(engine, **settings)
+            except TooLateError:
+                shutil.rmtree(self.log)
+
+    def _serve(self, engine: Callable[[], None], **settings: object) -> int:
+        self._code = None
         file = self.slab.parent / "settings.json"
         file.write_text(json.dumps(self.settings | settings))
         argv = ["ucm.agent", "--config", str(file), "--linger", "1"]
@@ -46,14 +73,16 @@ class Here(Place):
 
         thread = threading.Thread(target=run)
         thread.start()
-        code = main()
+        self._code = code = main()
         thread.join()
         for each in threading.enumerate():
             if (
                 each.name == "ucm-agent-end"
             ):  # would end this process some seconds later
-                each.join(5.0)
+                each.join(LIMIT_S)
                 assert not each.is_alive()
+        if errors and isinstance(errors[0], TooLateError):
+            raise errors[0]
         assert [] == errors
         return code
 

@@ -156,7 +156,7 @@ class Following(Client):
         self.nodes_manager = self
         self.startup_nodes = {node.name: node for node in self.nodes}
         self.asked = []
-        self.moved = False
+        self.moved = self.has_learned = False
         self.has_answer = anyio.Event()
         self.is_asked = anyio.Event()
 
@@ -169,6 +169,7 @@ class Following(Client):
         self.asked.append(sorted(self.startup_nodes))
         self.is_asked.set()
         await self.has_answer.wait()
+        self.has_learned = True
 
     async def aclose(self):
         """Be nobody's."""
@@ -221,3 +222,5 @@ async def test_nobody_waits_for_what_a_server_is_asked_behind_the_end():
         tasks.start_soon(servers.ask, SETS[:1])
         await client.is_asked.wait()
         await servers.aclose()
+        client.has_answer.set()
+    assert not client.has_learned

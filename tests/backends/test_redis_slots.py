@@ -81,7 +81,7 @@ async def test_one_is_asked_at_a_time_and_nobody_behind_the_end():
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(slots.learn, ["first"])
         await nodes.is_asked.wait()
-        tasks.start_soon(slots.learn, ["second"])
+        tasks.start_soon(slots.learn, ["first"])
         await anyio.lowlevel.checkpoint()
         assert [["first"]] == nodes.asked
         slots.close()
