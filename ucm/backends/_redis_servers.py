@@ -275,10 +275,11 @@ class Servers:
             await server.links.ask(commands, answers)
         except ERRORS as exc:
             answers += [exc] * (len(commands) - len(answers))
-        await self._follow(server, answers)
+        failed = failures(answers)
+        await self._follow(server, [answers[at] for at in failed])
         lost = [
             at
-            for at in failures(answers)
+            for at in failed
             if is_elsewhere(answers[at])
             # It says the same to redis-py, unless the block is another's by now.
             and not (is_down(answers[at]) and self._server_of(commands[at]) is server)
@@ -290,9 +291,8 @@ class Servers:
                 answers[at] = answer
         return answers
 
-    async def _follow(self, server: _Server, answers: Sequence[object]) -> None:
+    async def _follow(self, server: _Server, told: Sequence[object]) -> None:
         """Where it says that its cluster is down, have redis-py learn of those that are well whose slots are."""
-        told = [answers[at] for at in failures(answers)]
         if self.is_cluster and any(map(is_down, told)):
             well = [
                 name
