@@ -39,6 +39,7 @@ from ucm.scheduler.budget import LoadQueue, cut_lost
 from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.due import Due, patience_of
 from ucm.scheduler.endings import Deferrals
+from ucm.scheduler.foreign import Foreign
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import LoadSelector
@@ -76,6 +77,7 @@ class SchedulerAdapter:
         parks: Whether requests wait until they are loaded; otherwise they run in the
             step that orders the load, and no load is put off to a later one.
         limits: When decoded blocks are saved, and what the workers' queues take.
+        batches: Steps that the engine plans before it has the output of the first.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class SchedulerAdapter:
         saves: bool = True,
         parks: bool = True,
         limits: SaveLimits = SaveLimits(),  # noqa: B008 - frozen
+        batches: int = 2,
     ) -> None:
         self._layout = layout
         self._matcher = self.matcher = PrefixMatcher(
@@ -115,9 +118,12 @@ class SchedulerAdapter:
         self._lives = self.lives = Lives(self._selector.lose, denied, parks=parks)
         self.tick = denied.tick
         """Takes note of the time, in seconds on the machine's monotonic clock."""
+        self.due: Due = self._lives.due
+        """When a step must tell of each request."""
         self.due.patience = patience_of(layout, waits=limits.may_wait)
         self.records = self._lives.records
         self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
+        self.foreign = Foreign(layout, self._lives, batches)
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
@@ -135,14 +141,9 @@ class SchedulerAdapter:
         return not any(n for name, n in self.counts().items() if name != "denied_keys")
 
     @property
-    def due(self) -> Due:
-        """When a step must tell of each request."""
-        return self._lives.due
-
-    @property
     def holds_blocks(self) -> bool:
         """Whether some save reads blocks, so that those allocated must be told of."""
-        return self._ledger.num_holds > 0
+        return self._ledger.num_holds > 0 or bool(self.foreign.bad)
 
     @property
     def totals(self) -> Totals:
@@ -241,6 +242,8 @@ class SchedulerAdapter:
             facts: Of the step; None: it computes, and nothing else is to be told of it.
         """
         step, digest = next(self._steps), self._matcher.keyspace_digest or _NOWHERE
+        if self.foreign.doubts or self.foreign.bad:
+            self.foreign.plan_begins(step, facts)
         if facts is None or facts.is_of_nobody:
             ledger, is_quiet = self._ledger, self._selector.begins_quietly(step)
             is_quiet = is_quiet and not (self._queued_loads or self._touches)
@@ -250,17 +253,19 @@ class SchedulerAdapter:
         if facts.preempted:
             self._selector.preempted(self._lives, facts.preempted, step)
         loads, unfinished = self._queued_loads.take()
-        lives = [
-            self._lives.enter(request, self._layout, self._transfers)
-            for request in facts.scheduled
-        ]
+        enter, layout = self._lives.enter, self._layout
+        lives = [enter(each, layout, self._transfers) for each in facts.scheduled]
+        is_foreign = bool(self.foreign.doubts or self.foreign.bad)
         for request, life in zip(facts.scheduled, lives, strict=True):
+            is_foreign |= request.computed_tokens > request.own_tokens
             if request.is_new and request.computed_tokens and not life.external:
                 tokens = request.computed_tokens
                 self._touches.add(life.stay.moment, request.hashes, tokens)
+        if is_foreign:
+            self.foreign.look(step, facts, lives, loads)
         self._touches.mark(step, at_once=facts.is_idle)
         # Before the saves: these read what this step writes, after it was written.
-        readers = self._ledger.readers_in(facts, self._layout, loads)
+        readers = self._ledger.readers_in(facts, layout, loads)
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
         self.records.ordered(saves)
@@ -363,6 +368,7 @@ class SchedulerAdapter:
             "records": len(self.records),
             "queued_loads": len(self._queued_loads),
             "touches": len(self._touches),
+            "doubts": len(self.foreign.doubts),
             **self._selector.counts(),
             "new_deferrals": self._deferrals.num_new,
             "deferred": len(self._deferrals),

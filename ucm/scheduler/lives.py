@@ -326,9 +326,10 @@ class Lives:
         return life
 
     def finish(self, request_id: str) -> Life | None:
-        """End and return a life; unless requests park, it goes on to hear of its loads."""
+        """End and return a life; unless its own load parked it, it goes on to hear of loads."""
         if (life := self.end(request_id)) is not None and life.loads:
-            life.may_save &= life.was_scheduled and not self._parks
+            may_save = life.was_scheduled and not (self._parks and life.loading[0])
+            life.may_save &= may_save
             self._finished += [life] if life.may_save else []
         return life
 
@@ -354,8 +355,7 @@ class Lives:
         if not life.was_scheduled:
             life.was_scheduled = True
             for at, group in enumerate(layout.groups if transfers.filling else ()):
-                # Blocks of others that are not loaded yet: an engine that loads while
-                # it computes shares them at once.
+                # An engine that loads while it computes shares these at once.
                 life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
         return life
 

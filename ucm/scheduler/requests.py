@@ -105,6 +105,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
         tables: ``[groups][blocks]`` the full current block tables.
         new_block_ids: ``[groups]`` blocks allocated in this step, if it is new.
         is_new: It runs for the first time, or again after a preemption.
+        own_tokens: If it is new, how many the engine had itself or we loaded. What is
+            computed beyond them another connector loads in this step.
         states: All states of the request that the step completes.
         wishes: What it asks of the store.
     """
@@ -117,6 +119,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     tables: Sequence[Sequence[int]]
     new_block_ids: Sequence[Sequence[int]] = ()
     is_new: bool
+    own_tokens: int = NO_LIMIT
     states: Sequence[StateOffer] = ()
     wishes: Wishes = NO_WISHES
 

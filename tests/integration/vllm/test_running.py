@@ -2,6 +2,7 @@
 """What the scheduler's half asks of the engine's requests, step by step."""
 
 from collections import Counter
+from collections.abc import Collection
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +28,7 @@ class Watched:
             "request_id": name,
             "num_tokens": PROMPT + 1,
             "num_prompt_tokens": PROMPT,
-            "num_computed_tokens": 0,
+            "num_computed_tokens": PROMPT,
             "block_hashes": [bytes([at]) * 32 for at in range(4)],
             "lora_request": None,
             "cache_salt": None,
@@ -45,9 +46,24 @@ class Watched:
 
 
 class Running:
-    """A scheduler's half with requests that decode, one token in each step."""
+    """
+    A scheduler's half with requests that decode, one token in each step.
 
-    def __init__(self, layout: KVLayout, number: int) -> None:
+    Args:
+        layout: The engine's groups.
+        number: How many requests.
+        own: Tokens that the engine has in its own cache; None: nobody is asked for more.
+        computed: Tokens that are there when they run first.
+    """
+
+    def __init__(
+        self,
+        layout: KVLayout,
+        number: int,
+        *,
+        own: int | None = None,
+        computed: int = 0,
+    ) -> None:
         setup = make_setup(layout, 1, 16, FaultPlan(), company=0)
         worker = WorkerHalf(setup, 0, "cpu")
         self.half = SchedulerHalf(setup)
@@ -56,13 +72,19 @@ class Running:
         self.layout = layout
         self.touched: Counter[str] = Counter()
         self.names = [f"r{at}" for at in range(number)]
-        self.computed = 0
+        self.computed, self.has_begun = computed, False
         for name in self.names:
-            self.half.allocated(Watched(name, self.touched), [], 0)
+            request = Watched(name, self.touched)
+            if own is not None:
+                self.half.match(request, own)
+            self.half.allocated(request, [], 0)
 
-    def step(self, tokens: int, *, resumes: bool = False) -> StepPlan:
+    def step(
+        self, tokens: int, *, resumes: bool = False, invalid: Collection[int] = ()
+    ) -> StepPlan:
         """Let every request compute so many tokens; return the plan."""
-        names, is_first = self.names, not self.computed
+        names, is_first = self.names, not self.has_begun
+        self.has_begun = True
         tables = tuple([1, 2, 3, 4] for _ in self.layout.groups)
         cached = [] if is_first else names
         envelope = self.half.plan(
@@ -76,7 +98,9 @@ class Running:
                 kv_cache_block_copies=None,
                 scheduled_new_reqs=[
                     SimpleNamespace(
-                        req_id=name, num_computed_tokens=0, block_ids=tables
+                        req_id=name,
+                        num_computed_tokens=self.computed,
+                        block_ids=tables,
                     )
                     for name in (names if is_first else ())
                 ],
@@ -94,6 +118,7 @@ class Running:
                 kv_connector_worker_meta=None,
                 finished_recving=None,
                 finished_sending=(),
+                invalid_block_ids=set(invalid),
             )
         )
         self.half.stats()
@@ -138,4 +163,57 @@ def test_resumed_request_waits_for_no_save_of_blocks_that_it_only_reads() -> Non
     running = Running(ONE_FULL, 1)
     assert [(1, 2)] == [save.block_ids for save in running.step(PROMPT).saves]
     assert () == running.step(1, resumes=True).fences
+    running.half.close()
+
+
+def saved_in(plan: StepPlan) -> list[int]:
+    """Return the blocks that a plan saves."""
+    return [block_id for save in plan.saves for block_id in save.block_ids]
+
+
+def test_blocks_that_another_connector_loads_in_the_step_are_saved_behind_its_output() -> (
+    None
+):
+    """Served by a connector beside ours, a request shows more computed tokens than the engine
+    and we gave it: nothing of it is saved before the engine can have said that these came."""
+    running = Running(ONE_FULL, 1, own=0, computed=4)
+    assert [] == saved_in(running.step(4))
+    assert [] == saved_in(running.step(1))
+    assert [1, 2] == saved_in(running.step(1))
+    running.half.close()
+
+
+def test_blocks_that_did_not_come_are_saved_once_they_are_computed_anew() -> None:
+    """What the output says did not come is not saved before the engine, which goes back, has
+    computed it."""
+    running = Running(ONE_FULL, 1, own=0, computed=4)
+    assert [] == saved_in(running.step(4, invalid={1}))
+    running.computed = 0
+    assert [1] == saved_in(running.step(4))
+    assert [2] == saved_in(running.step(4))
+    running.half.close()
+
+
+@pytest.mark.parametrize("own", [None, 4, 8])
+def test_prefix_of_the_engines_own_cache_is_saved_at_once(own: int | None) -> None:
+    """Nobody else loaded it; also that of a request whose input streams, for which the engine
+    asks nobody."""
+    running = Running(ONE_FULL, 1, own=own, computed=4)
+    assert [1, 2] == saved_in(running.step(4))
+    assert 0 == running.half.counts()["doubts"]
+    running.half.close()
+
+
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_aborted_one_is_not_saved_while_the_step_that_loads_may_run(
+    is_aborted: bool,
+) -> None:
+    """An engine aborts without the output of the steps under way; whoever ends by itself has
+    its own, and is saved behind what the engine says of it."""
+    running = Running(ONE_FULL, 1, own=0, computed=4)
+    running.step(4)
+    name, tables = running.names[0], [[1, 2, 3, 4]]
+    keeps = running.half.finished(name, tables, is_aborted=is_aborted)
+    assert keeps is not is_aborted
+    assert {} == running.half.running.own
     running.half.close()

@@ -27,5 +27,6 @@ def make_decider(setup: Setup, store: Store) -> SchedulerAdapter:
         full_hits=parks,
         saves=setup.mode.saves is not Saves.NOTHING,
         parks=parks,
+        batches=1 + setup.topology.stages,
         limits=setup.save_limits(),
     )

@@ -24,6 +24,7 @@ from ucm.integration.vllm.compat import (
 from ucm.integration.vllm.wishes import WishReader
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.requests import (
+    NO_LIMIT,
     NO_WISHES,
     RequestEnd,
     ScheduledRequest,
@@ -82,6 +83,8 @@ class Running:
         self._reader = reader
         self._wishes: dict[str, tuple[Any, Wishes]] = {}
         """By request that was looked at, and is not over; also of those that never run."""
+        self.own: dict[str, int] = {}
+        """By request that waits to run, the tokens that the engine had and that we load."""
         self._due = adapter.due
         self._requests: dict[str, Any] = {}
         self._tables = BlockTables()
@@ -140,6 +143,7 @@ class Running:
     ) -> RequestEnd | None:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.forget(request_id)
+        self.own.pop(request_id, None)
         _, wishes = self._wishes.pop(request_id, _NOBODY)
         request = self._requests.pop(request_id, None)
         return None if request is None else self._ended(request, tables, wishes)
@@ -226,6 +230,9 @@ class Running:
             tables=_Tables(resolve, request_id) if blocks is None else blocks,
             new_block_ids=blocks or (),
             is_new=blocks is not None,
+            own_tokens=NO_LIMIT
+            if blocks is None
+            else self.own.pop(request_id, NO_LIMIT),
             states=[StateOffer(*each) for each in offers[request_id]]
             if request_id in offers
             else (),

@@ -159,6 +159,7 @@ class SchedulerHalf:
         """
         self._lifelog.looked_up(request)
         request_id = request.request_id
+        self.running.own[request_id] = computed_tokens
         if self._tiers.are_there and self._tiers.is_pending(
             request_id, computed_tokens
         ):
@@ -226,6 +227,7 @@ class SchedulerHalf:
             tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
+        self.running.own[request_id] = computed + external_tokens
         self._adapter.blocks_allocated(
             request_id,
             tables,
@@ -273,6 +275,8 @@ class SchedulerHalf:
     def apply(self, output: Any) -> None:  # noqa: ANN401 - vLLM's KVConnectorOutput
         """Take note of what the workers report."""
         self._adapter.tick(now := self._clock())
+        if lost := getattr(output, "invalid_block_ids", None):
+            self._adapter.foreign.lost(lost)  # of anybody; the engine has gone back
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
             self._agree_late(envelope.handshakes)
@@ -334,6 +338,8 @@ class SchedulerHalf:
             matcher = self._adapter.matcher
             self._forgetter.put(matcher.keys_of_prefix(end.hashes, end.prompt_tokens))
             self._tiers.elsewhere.forget(matcher, end.hashes, end.prompt_tokens)
+        if is_aborted and self._adapter.foreign.doubts:
+            end = None  # the step that loads may be under way, and its output late
         return self._adapter.request_finished(request_id, end) is Disposition.DEFER
 
     def reset_cache(self) -> bool:

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Blocks that another connector loads within a step. Pure.
+
+Beside others, a request may be served by one of them, and run in the same step. Whether its blocks
+came shows in the step's output, which the engine may have only some plans later. If not, the
+engine goes back and computes them again. Until then these blocks are *in doubt*, and so is what is
+computed on top of them: nothing is saved of a life that stands on any, also of another request
+that the engine lets share them. A doubt is like a load of ours that such lives wait for.
+
+Blocks that did not come are *bad* until somebody writes them again. An engine goes on to share
+them meanwhile, so that of lives that read one nothing is saved.
+
+An engine takes blocks back only where there is one group. So nothing is in doubt where
+there are several, nor where that one holds states.
+"""
+
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import msgspec
+
+from ucm.layout import GroupKind, KVLayout
+from ucm.scheduler.lives import Life, Lives
+from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.requests import NO_LIMIT, NULL_BLOCK, ScheduledRequest, StepFacts
+
+__all__ = ["Foreign"]
+
+
+class _Doubt(msgspec.Struct, eq=False):
+    """
+    Blocks of one life.
+
+    Args:
+        life: For which they are loaded.
+        until: The plan by which the output of the step that loads them has come.
+        start: Index of the first one.
+        tokens: That are there if they came.
+        block_ids: Which, and those that are computed behind them.
+    """
+
+    life: tuple[str, int]
+    until: int
+    start: int
+    tokens: int
+    block_ids: list[int]
+
+
+class Foreign:
+    """
+    What is in doubt, and what is bad.
+
+    Used on the scheduler's thread only.
+
+    Args:
+        layout: The engine's groups.
+        lives: Told what they wait for.
+        batches: Steps that the engine plans before it has the output of the first of them.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_good",
+        "_group",
+        "_ids",
+        "_layout",
+        "_lives",
+        "bad",
+        "doubts",
+    )
+
+    def __init__(self, layout: KVLayout, lives: Lives, batches: int) -> None:
+        group = layout.groups[0]
+        is_told = len(layout.groups) == 1 and group.kind is not GroupKind.STATE
+        self._group = group if is_told else None
+        self._layout, self._lives, self._batches = layout, lives, batches
+        self._ids = itertools.count(-1, -1)  # those of our own loads are above 0
+        self._good: dict[tuple[str, int], int] = {}
+        """By life that stood on bad blocks, how many of its tokens come before these."""
+        self.doubts: dict[int, _Doubt] = {}
+        """Those that are open, by a number below 0."""
+        self.bad: set[int] = set()
+        """Blocks that did not come, and that nobody has written since."""
+
+    def plan_begins(self, step: int, facts: StepFacts | None) -> None:
+        """End the doubts that no output has borne out by the plan of this number."""
+        over = [at for at, doubt in self.doubts.items() if doubt.until <= step]
+        self._end(over)
+        self.bad.difference_update(facts.allocated if facts else ())
+
+    def look(
+        self,
+        step: int,
+        facts: StepFacts,
+        lives: Sequence[Life],
+        loads: Iterable[SpanOrder],
+    ) -> None:
+        """
+        Take note of what others load in a step, and of who stands on it.
+
+        Args:
+            step: Number of the plan.
+            facts: Of the step.
+            lives: Of those who are looked at.
+            loads: Our own of the step.
+        """
+        if (group := self._group) is None:
+            return
+        size, looks = group.block_tokens, list(zip(facts.scheduled, lives, strict=True))
+        for request, life in looks:
+            if request.computed_tokens > request.own_tokens:
+                self._open(step, request, life, size)
+            elif self.doubts:
+                self._follow(request, life, size)
+        for request, life in looks:
+            if request.computed_tokens > self._good.pop(life.key, NO_LIMIT):
+                life.may_save = False  # it counts on others to compute them again
+            if request.is_new:
+                prefix = set(request.prefix_blocks(group, 0)) - {NULL_BLOCK}
+                life.loads |= self._standing_on(prefix)
+                life.may_save &= self.bad.isdisjoint(prefix)
+        if self.bad:
+            self._written(facts, loads, size)
+
+    def lost(self, block_ids: Collection[int]) -> None:
+        """Take note that these blocks did not come, as the engine has heard by now."""
+        first = {}
+        for number, doubt in self.doubts.items():
+            lost = [each in block_ids for each in doubt.block_ids]
+            if any(lost):
+                first[number] = doubt.start + lost.index(True)
+        self._take_back(first)
+
+    def _written(self, facts: StepFacts, loads: Iterable[SpanOrder], size: int) -> None:
+        """Let go of bad blocks that this step writes."""
+        self.bad -= facts.written_blocks(self._layout, loads)
+        for request in facts.scheduled:
+            first = request.computed_tokens // size
+            self.bad.difference_update(_blocks(request, first, size))
+        if not self.bad:
+            self._good.clear()
+
+    def _open(
+        self, step: int, request: ScheduledRequest, life: Life, size: int
+    ) -> None:
+        start = request.own_tokens // size
+        blocks, number = _blocks(request, start, size), next(self._ids)
+        until, tokens = step + self._batches, request.computed_tokens
+        self.doubts[number] = _Doubt(life.key, until, start, tokens, blocks)
+        life.loads.add(number)
+        self.bad.difference_update(blocks)
+
+    def _follow(self, request: ScheduledRequest, life: Life, size: int) -> None:
+        """Look at one that goes on: whether it went back, and what it computes on top."""
+        first = {}
+        for number, doubt in self.doubts.items():
+            if doubt.life != life.key:
+                continue
+            if request.computed_tokens < doubt.tokens:
+                first[number] = request.computed_tokens // size
+            doubt.block_ids = _blocks(request, doubt.start, size)
+        self._take_back(first)
+
+    def _standing_on(self, block_ids: set[int]) -> set[int]:
+        doubts = self.doubts.items()
+        return {at for at, each in doubts if not block_ids.isdisjoint(each.block_ids)}
+
+    def _take_back(self, first: Mapping[int, int]) -> None:
+        """End doubts that were right; of each is told which block is the first bad one."""
+        if (group := self._group) is None or not first:
+            return
+        for number, at in first.items():
+            doubt = self.doubts[number]
+            self.bad.update(doubt.block_ids[at - doubt.start :])
+        self.bad.discard(NULL_BLOCK)
+        for life in self._lives.loading():
+            if on := [first[number] for number in life.loads if number in first]:
+                self._good[life.key] = min(on) * group.block_tokens
+                life.may_save &= not life.is_over  # nobody computes it again
+        self._end(first)
+
+    def _end(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            del self.doubts[number]
+        self._lives.loads_ended(numbers)
+
+
+def _blocks(request: ScheduledRequest, start: int, size: int) -> list[int]:
+    """Return the blocks from one on that hold something after the step."""
+    return list(request.tables[0][start : -(-request.end_tokens // size)])
