@@ -283,6 +283,39 @@ def test_child_of_somebody_else_may_have_a_handshake_of_its_own(
     assert cold.token_ids == warm.token_ids
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["in turn", "two under way"])
+def test_blocks_that_another_child_fails_to_load_are_not_saved(
+    llama: Path, tmp_path: Path, *, is_async: bool
+) -> None:
+    """Another child serves requests within the step, one of them shares its blocks, and none
+    comes: what ours has saved is what the engine computed again, and a fresh engine loads it
+    with the tokens of one that computes everything."""
+    absent = {
+        "kv_connector": "AbsentConnector",
+        "kv_connector_module_path": "tests.e2e.absent",
+        "kv_role": "kv_both",
+    }
+    prompts = [*OTHERS, OTHERS[0][:512] + PROMPT]
+    with in_process_engine(llama) as llm:
+        computed = generate(llm, prompts, 8)
+    config = around(absent, child(tmp_path, "first"))
+    with in_process_engine(
+        llama, kv_transfer_config=config, async_scheduling=is_async
+    ) as llm:
+        served = generate(llm, prompts, 8)
+        settle(llm)
+        saved = totals(llm, "ucm_saved_blocks_total")
+    assert 0 < saved[0]
+    assert is_async or computed.token_ids == served.token_ids
+    with in_process_engine(
+        llama, kv_transfer_config=around(child(tmp_path, "first"))
+    ) as llm:
+        loaded = generate(llm, prompts, 8)
+        settle(llm)
+    assert 9 * 128 <= loaded.external_tokens
+    assert computed.token_ids == loaded.token_ids
+
+
 def test_statistics_of_a_child_are_understood_in_another_process(
     tmp_path: Path,
 ) -> None:

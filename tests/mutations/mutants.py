@@ -28,6 +28,7 @@ from tests.mutations.of_events import EVENTS
 from tests.mutations.of_fairness import FAIRNESS
 from tests.mutations.of_fast import FAST
 from tests.mutations.of_faults import FAULTS
+from tests.mutations.of_foreign import FOREIGN
 from tests.mutations.of_forget import FORGET
 from tests.mutations.of_gpu import GPU
 from tests.mutations.of_hit import HIT
@@ -168,6 +169,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *LEASE,
     *REPLAY,
     *GPU,
+    *FOREIGN,
     *FORGET,
     *HIT,
     *HOSTS,

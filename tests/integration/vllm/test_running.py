@@ -113,6 +113,13 @@ class Running:
                 num_scheduled_tokens=dict.fromkeys(names, tokens),
             )
         )
+        self.apply(invalid)
+        self.half.stats()
+        self.computed += tokens
+        return plan_in(envelope)
+
+    def apply(self, invalid: Collection[int] = ()) -> None:
+        """Let the output of a step come, of whose blocks so many did not."""
         self.half.apply(
             SimpleNamespace(
                 kv_connector_worker_meta=None,
@@ -121,9 +128,6 @@ class Running:
                 invalid_block_ids=set(invalid),
             )
         )
-        self.half.stats()
-        self.computed += tokens
-        return plan_in(envelope)
 
     def _resolve(self, tables: tuple[list[int], ...]) -> tuple[list[int], ...]:
         self.touched["tables"] += 1
@@ -216,4 +220,15 @@ def test_aborted_one_is_not_saved_while_the_step_that_loads_may_run(
     keeps = running.half.finished(name, tables, is_aborted=is_aborted)
     assert keeps is not is_aborted
     assert {} == running.half.running.own
+    running.half.close()
+
+
+def test_one_that_is_failed_with_its_blocks_is_not_saved() -> None:
+    """An engine that fails requests whose blocks did not come ends them before the output
+    tells us: nothing of such a one is saved."""
+    running = Running(ONE_FULL, 1, own=0, computed=4)
+    running.step(4)
+    assert running.half.finished(running.names.pop(), [[1, 2, 3, 4]])
+    running.apply({1})
+    assert [] == [block_id for _ in range(4) for block_id in saved_in(running.step(0))]
     running.half.close()

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what is in doubt while another connector loads."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["FOREIGN"]
+
+_FOREIGN = "ucm/scheduler/foreign.py"
+_ADAPTER = "ucm/scheduler/adapter.py"
+_DOOR = "ucm/integration/vllm/scheduler.py"
+_TESTS = "tests/scheduler/test_foreign.py"
+_DOUBT = f"{_TESTS}::TestDoubt"
+_SHARED = f"{_TESTS}::TestShared"
+_RUNNING = "tests/integration/vllm/test_running.py"
+_UNTIL = f"{_DOUBT}::test_nothing_is_saved_until_the_output_of_the_step_has_come"
+_BEHIND = (
+    f"{_RUNNING}::test_blocks_that_another_connector_loads_in_the_step"
+    "_are_saved_behind_its_output"
+)
+
+FOREIGN = (
+    Mutant(
+        name="blocks_of_others_saved_at_once",
+        why="What another connector fails to load is stored as garbage under good keys.",
+        file=_ADAPTER,
+        find="        if is_foreign:\n",
+        replace="        if False:\n",
+        killers=(_UNTIL, _BEHIND),
+    ),
+    Mutant(
+        name="doubt_ends_before_the_output",
+        why="With async scheduling garbage is saved one plan before the engine hears of it.",
+        file=_FOREIGN,
+        find="step + self._batches,",
+        replace="step + self._batches - 1,",
+        killers=(_UNTIL, _BEHIND),
+    ),
+    Mutant(
+        name="sharer_waits_for_nobody",
+        why="What another request computes on top of garbage in the same step is stored.",
+        file=_FOREIGN,
+        find="life.loads |= self._standing_on(prefix)",
+        replace="pass",
+        killers=(f"{_SHARED}::test_whoever_shares_them_waits_as_well",),
+    ),
+    Mutant(
+        name="sharer_is_saved_from_where_it_is",
+        why="It went on from blocks that nobody had computed again, and is stored.",
+        file=_FOREIGN,
+        find="life.may_save = False  # it counts on others to compute them again",
+        replace="pass",
+        killers=(
+            (
+                f"{_SHARED}::test_one_that_goes_on_from_what_others_compute_anew"
+                "_is_not_saved"
+            ),
+        ),
+    ),
+    Mutant(
+        name="bad_blocks_are_shared_and_saved",
+        why="A request that comes while the engine's cache has garbage stores it.",
+        file=_FOREIGN,
+        find="life.may_save &= self.bad.isdisjoint(prefix)",
+        replace="pass",
+        killers=(
+            (
+                f"{_SHARED}::test_one_that_comes_before_they_are_computed_anew"
+                "_is_not_saved[4]"
+            ),
+        ),
+    ),
+    Mutant(
+        name="failed_request_is_saved_with_its_garbage",
+        why="An engine that fails such requests ends them first, and they are stored.",
+        file=_FOREIGN,
+        find="life.may_save &= not life.is_over  # nobody computes it again",
+        replace="pass",
+        killers=(
+            f"{_DOUBT}::test_one_that_ends_with_blocks_that_did_not_come_is_dropped",
+        ),
+    ),
+    Mutant(
+        name="lost_blocks_are_not_heard_of",
+        why="What the output says of blocks that did not come is passed over.",
+        file=_DOOR,
+        find="self._adapter.foreign.lost(lost)",
+        replace="pass",
+        killers=(f"{_RUNNING}::test_one_that_is_failed_with_its_blocks_is_not_saved",),
+    ),
+    Mutant(
+        name="aborted_one_is_saved_unseen",
+        why="Its last step runs on, and in the host's process nobody waits for its output.",
+        file=_DOOR,
+        find="if is_aborted and self._adapter.foreign.doubts:",
+        replace="if False:",
+        killers=(
+            (
+                f"{_RUNNING}::test_aborted_one_is_not_saved_while_the_step_that_loads"
+                "_may_run[True]"
+            ),
+        ),
+    ),
+    Mutant(
+        name="nobody_is_served_by_others",
+        why="The door forgets what the engine had itself, and doubts nothing.",
+        file=_DOOR,
+        find="self.running.own[request_id] = computed_tokens",
+        replace="pass",
+        killers=(_BEHIND,),
+    ),
+)
