@@ -108,4 +108,12 @@ FOREIGN = (
         replace="pass",
         killers=(_BEHIND,),
     ),
+    Mutant(
+        name="own_load_is_taken_for_anothers",
+        why="R-18: each hit of ours is looked at in every step until nobody doubts it.",
+        file=_DOOR,
+        find="self.running.own[request_id] = computed + external_tokens",
+        replace="pass",
+        killers=(f"{_RUNNING}::test_load_of_ours_is_nobody_elses",),
+    ),
 )

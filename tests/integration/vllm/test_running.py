@@ -208,6 +208,18 @@ def test_prefix_of_the_engines_own_cache_is_saved_at_once(own: int | None) -> No
     running.half.close()
 
 
+def test_load_of_ours_is_nobody_elses() -> None:
+    """What we load is waited for as a load of ours, and nothing is in doubt beside it."""
+    running = Running(ONE_FULL, 0, computed=4)
+    running.names = ["r"]
+    request = Watched("r", running.touched)
+    running.half.match(request, 0)
+    running.half.allocated(request, [[1, 2, 3, 4]], 4)
+    assert 1 == len(running.step(4).loads)
+    assert 0 == running.half.counts()["doubts"]
+    running.half.close()
+
+
 @pytest.mark.parametrize("is_aborted", [True, False])
 def test_aborted_one_is_not_saved_while_the_step_that_loads_may_run(
     is_aborted: bool,
