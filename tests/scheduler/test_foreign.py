@@ -226,6 +226,26 @@ class TestShared:
         wanted = NOBODY if tokens == 4 else {0: [13, 14]}
         assert wanted == run(adapter, self.other())
 
+    def test_block_that_is_computed_anew_in_part_is_not_shared(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """Only whole blocks are good again."""
+        run(adapter, served())
+        adapter.foreign.lost({1, 2})
+        run(adapter, going_on(0, 6))
+        assert {2, 3, 4} == adapter.foreign.bad
+        run(adapter, going_on(6, 13))
+        assert not adapter.foreign.bad
+
+    def test_one_that_goes_back_behind_what_it_was_served_leaves_all_of_it_bad(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """Where a request was served on top of what others were, it may go back to theirs."""
+        both = served("s", 12, 6, own=8, table=[1, 2, 13, 14, 15])
+        run(adapter, served(), both)
+        assert NOBODY == run(adapter, going_on(16), going_on(4, 4, "s"))
+        assert {13, 14} == adapter.foreign.bad
+
     @pytest.mark.parametrize("by", ["new", "allocated", "load", "served"])
     def test_block_that_is_another_ones_is_good(
         self, adapter: SchedulerAdapter, by: str

@@ -37,14 +37,19 @@ class _Doubt(msgspec.Struct, eq=False):
         until: The plan by which the output of the step that loads them has come.
         start: Index of the first one.
         tokens: That are there if they came.
-        block_ids: Which, and those that are computed behind them.
+        block_ids: Which, and those that become whole behind them.
     """
 
     life: tuple[str, int]
     until: int
     start: int
     tokens: int
-    block_ids: list[int]
+    block_ids: Sequence[int] = ()
+
+    def grow(self, request: ScheduledRequest, size: int) -> None:
+        """Take in what a step of its request makes whole; a block has so many tokens."""
+        stop = max(-(-self.tokens // size), request.end_tokens // size)
+        self.block_ids = request.tables[0][self.start : stop]
 
 
 class Foreign:
@@ -136,20 +141,21 @@ class Foreign:
         """Let go of bad blocks that this step writes."""
         self.bad -= facts.written_blocks(self._layout, loads)
         for request in facts.scheduled:
-            first = request.computed_tokens // size
-            self.bad.difference_update(_blocks(request, first, size))
+            whole = request.computed_tokens // size, request.end_tokens // size
+            self.bad.difference_update(request.tables[0][slice(*whole)])
         if not self.bad:
             self._good.clear()
 
     def _open(
         self, step: int, request: ScheduledRequest, life: Life, size: int
     ) -> None:
-        start = request.own_tokens // size
-        blocks, number = _blocks(request, start, size), next(self._ids)
-        until, tokens = step + self._batches, request.computed_tokens
-        self.doubts[number] = _Doubt(life.key, until, start, tokens, blocks)
+        start, tokens = request.own_tokens // size, request.computed_tokens
+        doubt = _Doubt(life.key, step + self._batches, start, tokens)
+        doubt.grow(request, size)
+        number = next(self._ids)
+        self.doubts[number] = doubt
         life.loads.add(number)
-        self.bad.difference_update(blocks)
+        self.bad.difference_update(doubt.block_ids)
 
     def _follow(self, request: ScheduledRequest, life: Life, size: int) -> None:
         """Look at one that goes on: whether it went back, and what it computes on top."""
@@ -158,8 +164,9 @@ class Foreign:
             if doubt.life != life.key:
                 continue
             if request.computed_tokens < doubt.tokens:
-                first[number] = request.computed_tokens // size
-            doubt.block_ids = _blocks(request, doubt.start, size)
+                first[number] = max(doubt.start, request.computed_tokens // size)
+            else:
+                doubt.grow(request, size)
         self._take_back(first)
 
     def _standing_on(self, block_ids: set[int]) -> set[int]:
@@ -184,8 +191,3 @@ class Foreign:
         for number in numbers:
             del self.doubts[number]
         self._lives.loads_ended(numbers)
-
-
-def _blocks(request: ScheduledRequest, start: int, size: int) -> list[int]:
-    """Return the blocks from one on that hold something after the step."""
-    return list(request.tables[0][start : -(-request.end_tokens // size)])
