@@ -282,8 +282,9 @@ class TestBudget:
                     tasks.start_soon(core.fetch, late)
                     await anyio.sleep(1.0)
                     core.drop(first)
-                    flights = core.fetcher._flights
-                    flights.leave(late, list(flights.by_key.values()))
+                    flights = list(core.fetcher._register.by_key.values())
+                    groups = {each.group for each in flights}
+                    await core.fetcher._flights.leave(late, groups, flights)
                 return late.reason, core.fetcher._budget.left
 
         assert (Reason.DEADLINE, 8) == run_virtual(fetch)

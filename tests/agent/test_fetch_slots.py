@@ -187,6 +187,6 @@ class TestKeptOut:
                 with pytest.raises(LookupError):
                     async with core.fetcher.keep_out(KEYS):
                         raise LookupError
-                return dict(core.fetcher._flights.kept_out)
+                return dict(core.fetcher._register.kept_out)
 
         assert {} == run_virtual(run)

@@ -344,7 +344,7 @@ class TestFlights:
                 backend.deletes.set()
                 for each in begun:
                     await each.over.wait()
-                assert {} == core.fetcher._flights.kept_out
+                assert {} == core.fetcher._register.kept_out
                 await lay(backend, KEYS[:4])
                 again = want_of(KEYS[:4])
                 await core.fetch(again)

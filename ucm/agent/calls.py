@@ -6,8 +6,9 @@ A tier's call has a deadline: however large its blocks are, a call is of so many
 that a slow drive or network can be through with it. Nor does the loop go through very many blocks without a turn for others.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Final, Protocol, TypeVar
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, Protocol, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -18,10 +19,10 @@ from ucm.backends.abc import BackendCapabilities
 __all__ = [
     "CALL_BYTES",
     "Blocking",
+    "Parts",
     "ThreadCalls",
     "blocks_per_call",
     "in_turns",
-    "parts",
     "share_of_call",
 ]
 
@@ -44,20 +45,42 @@ def share_of_call(can: BackendCapabilities, num_blocks: int, nbytes: int) -> flo
     return min(1.0, max(num_blocks / can.batch_blocks, nbytes / CALL_BYTES))
 
 
-async def in_turns(do: Callable[[_T], object], items: Sequence[_T]) -> None:
-    """Call *do* with each of *items*; behind some of them others have their turn."""
-    for at in range(0, len(items), _IN_TURN):
-        for item in items[at : at + _IN_TURN]:
+class Parts(Generic[_T]):
+    """
+    Some of many items at a time; others have their turn between, not behind them all.
+
+    Nobody is cancelled there: who goes through blocks leaves none of them half done.
+
+    Args:
+        items: Each is taken as its part comes.
+        each: Blocks of one.
+    """
+
+    def __init__(self, items: Iterable[_T], each: int = 1) -> None:
+        self._items = iter(items)
+        self._size = max(1, _IN_TURN // each)
+        self._num_taken = 0
+
+    def __aiter__(self) -> "Parts[_T]":
+        """Return itself."""
+        return self
+
+    async def __anext__(self) -> list[_T]:
+        """Return the next ones."""
+        if self._num_taken == self._size:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+        some = list(itertools.islice(self._items, self._size))
+        self._num_taken = len(some)
+        if not some:
+            raise StopAsyncIteration
+        return some
+
+
+async def in_turns(do: Callable[[_T], object], items: Iterable[_T]) -> None:
+    """Call *do* with each of *items*; between some of them others have their turn."""
+    async for some in Parts(items):
+        for item in some:
             do(item)
-        await anyio.lowlevel.checkpoint()
-
-
-async def parts(items: Sequence[_T]) -> AsyncIterator[Sequence[_T]]:
-    """Yield some of *items* at a time; others have their turn between, not behind them all."""
-    for at in range(0, len(items), _IN_TURN):
-        if at:
-            await anyio.lowlevel.checkpoint()
-        yield items[at : at + _IN_TURN]
 
 
 class Blocking(Protocol):

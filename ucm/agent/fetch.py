@@ -14,8 +14,8 @@ may be asked for, and lands nowhere.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
 
@@ -23,10 +23,11 @@ import anyio
 from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget
-from ucm.agent.calls import Blocking, in_turns
-from ucm.agent.flight import Flight
+from ucm.agent.calls import Blocking, Parts
+from ucm.agent.flight import Flight, Group
 from ucm.agent.flights import Flights
 from ucm.agent.locating import Looks
+from ucm.agent.register import Register
 from ucm.agent.wants import FetchCounts, Slab, Want
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
@@ -71,15 +72,17 @@ class Fetcher:
         self._tiers = tiers
         self._budget = budget
         self._why_absent = why_absent
+        self._register = Register(self.counts, brought)
         self._flights = Flights(
-            self._slab, tiers, budget, self.counts, why_absent, brought
+            self._slab, tiers, budget, self.counts, self._register, why_absent
         )
+        self._joining = anyio.Lock(fast_acquire=True)
         self._tasks: TaskGroup | None = None
 
     @property
     def num_open(self) -> int:
         """Flights that have not ended."""
-        return len(self._flights.by_key)
+        return len(self._register.by_key)
 
     def told(self) -> dict[str, object]:
         """Return the counts as plain values."""
@@ -113,30 +116,9 @@ class Fetcher:
         self._budget.release(want.num_slots, want.tenant)
         want.num_slots = 0
 
-    @asynccontextmanager
-    async def keep_out(self, keys: Sequence[PackedKey]) -> AsyncIterator[None]:
+    def keep_out(self, keys: Sequence[PackedKey]) -> AbstractAsyncContextManager[None]:
         """Have nothing of these blocks, distinct ones, land that is on its way by the end of this."""
-        kept_out, flights = self._flights.kept_out, self._flights.by_key
-
-        def keep(key: PackedKey) -> None:
-            kept_out[key] += 1
-
-        def look_at(flight: Flight) -> None:
-            flight.is_kept_out |= flight.key in kept_out
-
-        def let_in(key: PackedKey) -> None:
-            kept_out[key] -= 1
-            if not kept_out[key]:  # else somebody else keeps it out as well
-                del kept_out[key]
-
-        await in_turns(keep, keys)
-        try:
-            await in_turns(
-                look_at, list(flights.values())
-            )  # others begin knowing of it
-            yield
-        finally:
-            await in_turns(let_in, keys)
+        return self._register.keep_out(keys)
 
     async def _bring(self, want: Want) -> Reason:
         """
@@ -169,64 +151,61 @@ class Fetcher:
     async def _fetch(self, want: Want, looks: Looks | None = None) -> Reason:
         """Bring what *want* needs, of which tiers told; return why not all of it."""
         there = await self._slab.pin(want.keys, want.stay_s)
-        is_more, seated = want.num_taken > 0, anyio.Event()
-        flights = self._join(want, there, seated)
+        flights, (own, *joined) = await self._join(want, there)
+        is_more = want.num_taken > 0
         try:
-            self._begin(want, flights, seated, looks, is_more=is_more)
-            for at, flight in enumerate(flights):
-                if flight is not None:
-                    # Who waits for others' slots has none that they wait for.
-                    if is_more and not (
-                        flight.seated.is_set() or flight.seated is seated
-                    ):
-                        return Reason.STORE_FULL
-                    await flight.wait()
-                    if flight.reason:
-                        return flight.reason
-                want.found = at + 1
-                want.media.append(0 if flight is None else flight.medium)
+            behind = () if is_more else [group.seated for group in joined]
+            self._begin(want, own, behind, looks)
+            async for some in Parts(flights):
+                for flight in some:
+                    if flight is not None:
+                        # Who waits for others' slots has none that they wait for.
+                        group = flight.group
+                        if is_more and not (group is own or group.seated.is_set()):
+                            return Reason.STORE_FULL
+                        await flight.wait()
+                        if flight.reason:
+                            return flight.reason
+                    want.found += 1
+                    want.media.append(0 if flight is None else flight.medium)
             return Reason.NONE
         finally:
-            self._flights.leave(want, [flight for flight in flights if flight])
+            await self._flights.leave(want, [own, *joined], flights)
 
-    def _join(
-        self, want: Want, there: Sequence[bool], seated: anyio.Event
-    ) -> list[Flight | None]:
-        """Return the flights of what is not there; new ones where there are none."""
-        tiers = want.tiers_of(self._tiers)
+    async def _join(
+        self, want: Want, there: Sequence[bool]
+    ) -> tuple[list[Flight | None], list[Group]]:
+        """
+        Return the flights of what is not there, and of which groups they are, its own first.
+
+        One want at a time: of two that had begun what the other one joins, each would wait for
+        the other's slots. It does not end amid that: others may have joined what it has begun.
+        """
+        own = Group(want.tiers_of(self._tiers))
         flights: list[Flight | None] = []
-        for key, nbytes, is_there in zip(want.keys, want.sizes, there, strict=True):
-            flight = None if is_there else self._flights.by_key.get((key, tiers))
-            if flight is not None:
-                self.counts.joined += 1
-            elif not is_there:
-                flight = self._flights.begin(key, nbytes, tiers, seated)
-            if flight is not None:
-                flight.wants[want] = None
-                if flight.turn:  # that of who wants it less, maybe
-                    flight.turn.move_on(want.priority)
-            flights.append(flight)
-        return flights
+        groups = {own: None}
+        async with self._joining:
+            async for some in Parts(zip(want.keys, want.sizes, there, strict=True)):
+                for key, nbytes, is_there in some:
+                    flight = None
+                    if not is_there:
+                        flight = self._register.join(want, key, nbytes, own)
+                        groups[flight.group] = None
+                    flights.append(flight)
+        return flights, list(groups)
 
     def _begin(
         self,
         want: Want,
-        flights: Sequence[Flight | None],
-        seated: anyio.Event,
+        own: Group,
+        behind: Sequence[anyio.Event],
         looks: Looks | None,
-        *,
-        is_more: bool,
     ) -> None:
         """Let those fly that are its own, behind the slots of those it has joined."""
-        own = [each for each in flights if each and each.seated is seated]
-        if not own:
-            return
-        self.counts.begun += len(own)
-        assert self._tasks is not None
-        joined = [each.seated for each in flights if each and each.seated is not seated]
-        behind = () if is_more else tuple(dict.fromkeys(joined))
-        compute_s = want.compute_s * len(own) / len(want.keys)
-        self._tasks.start_soon(self._flights.fly, own, compute_s, behind, looks)
+        if own.flights:
+            assert self._tasks is not None
+            compute_s = want.compute_s * len(own.flights) / len(want.keys)
+            self._tasks.start_soon(self._flights.fly, own, compute_s, behind, looks)
 
     async def _choose(self, want: Want, lost: Sequence[int], looks: Looks) -> Reason:
         """

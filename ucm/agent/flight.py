@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One block on its way from a tier, for all who want it."""
+"""One block on its way from a tier, for all who want it, and those that fly together."""
 
 import itertools
 from collections.abc import Sequence
+from operator import attrgetter
 
 import anyio
 import attrs
@@ -14,7 +15,9 @@ from ucm.backends.abc import BackendCapabilities
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 
-__all__ = ["Flight", "batches", "have_slots", "is_open", "wants_of"]
+__all__ = ["Flight", "Group", "batches", "is_open", "wants_of"]
+
+_NBYTES = attrgetter("nbytes")
 
 
 @attrs.define(eq=False)
@@ -25,18 +28,17 @@ class Flight:
     Args:
         key: Its packed key.
         nbytes: Its bytes.
+        group: With which it flies.
+        at: Its place among these.
         tiers: Numbers of those that may bring it and were not tried yet.
-        allowed: All that may.
-        seated: Of all that fly together: they have their slots, or have ended.
     """
 
     key: PackedKey
     nbytes: int
-    allowed: tuple[int, ...]
+    group: "Group"
+    at: int
     tiers: tuple[int, ...]
-    seated: anyio.Event
     wants: "dict[Want, None]" = attrs.Factory(dict)
-    """In the order in which they came: its slots are the first one's."""
     is_done: bool = False
     reason: Reason = Reason.NONE
     """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
@@ -46,8 +48,8 @@ class Flight:
     """Another writes it to the slab, as far as is known."""
     is_kept_out: bool = False
     """It lands nowhere: the block is forgotten meanwhile."""
-    turn: Turn | None = None
-    """While it waits for slots, or for its tier."""
+    turn: "Turn[Flight] | None" = None
+    """While it waits for its tier."""
     _done: anyio.Event | None = attrs.field(default=None, init=False)
     """Made for who waits: most end before they are waited for, and a turn of the loop each
     costs more than all else of a small block."""
@@ -65,6 +67,33 @@ class Flight:
             self._done.set()
 
 
+@attrs.define(eq=False)
+class Group:
+    """
+    Flights that one want has begun, and that fly together.
+
+    Args:
+        tiers: Numbers of those that may bring them.
+    """
+
+    tiers: tuple[int, ...]
+    flights: list[Flight] = attrs.Factory(list)
+    """In the order in which they are of use."""
+    wants: "dict[Want, None]" = attrs.Factory(dict)
+    """Who wants some of them, in the order in which they came: slots are the first one's."""
+    seated: anyio.Event = attrs.Factory(anyio.Event)
+    """They have their slots, or have ended."""
+    turn: "Turn[Group] | None" = None
+    """While they wait for slots."""
+    is_over: bool = False
+    """What has not ended does: nobody may join it."""
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether some of those who want them have slots already."""
+        return any(want.num_taken for want in self.wants)
+
+
 def is_open(flight: Flight) -> bool:
     """Return whether it has not ended: some tier is yet to be asked."""
     return not flight.is_done
@@ -75,15 +104,10 @@ def wants_of(flights: Sequence[Flight]) -> list[Want]:
     return [want for flight in flights for want in flight.wants]
 
 
-def have_slots(flights: Sequence[Flight]) -> bool:
-    """Return whether some of those who want them have slots already."""
-    return any(want.num_taken for want in wants_of(flights))
-
-
 def batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:
     """Cut flights into batches of blocks of one size."""
     cut = []
-    for nbytes, alike in itertools.groupby(flights, lambda flight: flight.nbytes):
+    for nbytes, alike in itertools.groupby(flights, _NBYTES):
         rest, most = list(alike), blocks_per_call(can, nbytes)
         cut += [rest[at : at + most] for at in range(0, len(rest), most)]
     return cut

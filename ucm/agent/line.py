@@ -9,7 +9,7 @@ of it is called, by ``Flights``.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import anyio
 import attrs
@@ -20,10 +20,11 @@ from ucm.backends.abc import BackendCapabilities
 from ucm.worth import Speed
 
 if TYPE_CHECKING:
-    from ucm.agent.flight import Flight
+    from ucm.agent.flight import Flight, Group
 
 __all__ = ["Line", "Turn"]
 
+_Waits = TypeVar("_Waits", "Flight", "Group")
 _CALL: Final = 1024
 """Of what may be under way, the largest call's part."""
 
@@ -66,12 +67,12 @@ class Line:
 
 
 @attrs.define(eq=False)
-class Turn:
+class Turn(Generic[_Waits]):
     """
     Flights that wait together for slots, or for a tier, and what ends the wait.
 
     Args:
-        flights: Those.
+        flights: Those; or their group.
         room: Of the slots, or of the tier.
         place: Where they stand.
         behind: Told once others have slots for which whoever wants these waits as well.
@@ -79,7 +80,7 @@ class Turn:
             nobody waits for more.
     """
 
-    flights: "Sequence[Flight]"
+    flights: Sequence[_Waits]
     room: Budget
     place: Place
     behind: Sequence[anyio.Event] = ()

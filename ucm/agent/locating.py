@@ -20,7 +20,7 @@ import anyio.lowlevel
 import attrs
 from anyio.abc import TaskGroup
 
-from ucm.agent.calls import parts
+from ucm.agent.calls import Parts
 from ucm.agent.hits import Search
 from ucm.agent.looking import look_along
 from ucm.backends.abc import Backend, Presence
@@ -53,7 +53,7 @@ class _Tier:
         there: set[PackedKey],
     ) -> None:
         """Take note of what it told; add what it has to what is *there*."""
-        async for some in parts(list(zip(keys, answers, strict=True))):
+        async for some in Parts(zip(keys, answers, strict=True)):
             self.told.update(some)
             has = [key for key, each in some if each is Presence.PRESENT]
             self.has.update(has)
@@ -73,22 +73,23 @@ class _Tier:
         asked: list[PackedKey] = []
         lacked: list[PackedKey] = []
         is_gap = False
-        async for some in parts(keys):
+        async for some in Parts(keys):
             if is_gap:
                 continue
             if is_along:
-                some, is_gap = self._up_to_gap(some)
+                is_gap = self._cut_at_gap(some)
             asked += (new := [key for key in some if key not in self.told])
             untold.update(new)
             lacked += [key for key in some if key not in self.has]
         return asked, lacked
 
-    def _up_to_gap(self, keys: Sequence[PackedKey]) -> tuple[Sequence[PackedKey], bool]:
-        """Return those up to the first that it told that it has not, and whether there is one."""
+    def _cut_at_gap(self, keys: list[PackedKey]) -> bool:
+        """Leave those up to the first that it told that it has not; return whether there is one."""
         for at, key in enumerate(keys):
             if key in self.told and key not in self.has:
-                return keys[: at + 1], True
-        return keys, False
+                del keys[at + 1 :]
+                return True
+        return False
 
 
 class Looks:
@@ -186,7 +187,7 @@ class Looks:
     async def have(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Return of each block whether some tier has it, as far as it was told."""
         there: list[bool] = []
-        async for some in parts(keys):
+        async for some in Parts(keys):
             there += [key in self._there for key in some]
         return there
 
@@ -210,7 +211,7 @@ class Looks:
     async def _is_news(self, gone: Sequence[PackedKey]) -> bool:
         """Return whether one of these is there by now, or else once a tier has told more; no: none will."""
         told, is_there = self._told, False
-        async for some in parts(gone):
+        async for some in Parts(gone):
             is_there = is_there or not self._there.isdisjoint(some)
         return is_there or await self._more(told)
 
@@ -225,7 +226,7 @@ class Looks:
         """Return of blocks that are there the numbers of the first tiers that have them."""
         places: list[int] = []
         has = [(number, one.has) for number, one in self._tiers.items()]
-        async for some in parts(keys):
+        async for some in Parts(keys):
             places += [
                 next(number for number, its in has if key in its) for key in some
             ]
@@ -251,7 +252,7 @@ class Looks:
             if asked and (late_at := self._late_at(one)) > anyio.current_time():
                 return late_at
         is_late = False
-        async for some in parts(keys):
+        async for some in Parts(keys):
             is_late = is_late or not late.isdisjoint(some)
         return self._half if is_late else _NOT_WAITED
 
