@@ -34,7 +34,7 @@ KILLS = (
         name="turn_of_who_gave_up_is_kept",
         why="Requests wait for slots behind a large one that has long been answered.",
         file=_FLIGHTS,
-        find="                turn.scope.cancel()\n",
+        find="                group.turn.scope.cancel()\n",
         replace="",
         killers=(
             f"{_BUDGET}::test_flights_that_nobody_wants_any_more_give_up_their_turn",
@@ -44,8 +44,8 @@ KILLS = (
         name="given_up_flights_are_joined",
         why="A request that comes just then gets nothing of what it could have had.",
         file=_FLIGHTS,
-        find="                turn.scope.cancel()\n                self._end_open(turn.flights)",
-        replace="                pass",
+        find="                group.is_over = True  # now: nobody may join what has given up\n                group.turn.scope.cancel()\n",
+        replace="                pass\n",
         killers=(
             f"{_BUDGET}::test_want_that_comes_as_another_gives_up_has_flights_of_its_own",
         ),

@@ -56,9 +56,9 @@ LIMITS = (
     Mutant(
         name="restricted_flight_joined_by_all",
         why="R-58: one request that may use no tier makes the others miss.",
-        file="ucm/agent/fetch.py",
-        find="flight = None if is_there else self._flights.by_key.get((key, tiers))",
-        replace="flight = None if is_there else next((each for (of, _), each in self._flights.by_key.items() if of == key), None)",
+        file="ucm/agent/register.py",
+        find="flight = self.by_key.get((key, own.tiers))",
+        replace="flight = next((each for (of, _), each in self.by_key.items() if of == key), None)",
         killers=(f"{_TERMS}::TestOnly::test_restricted_want_does_not_fail_another",),
     ),
     Mutant(
@@ -124,7 +124,7 @@ LIMITS = (
         name="fast_part_declined_with_the_slow_one",
         why="R-59: a slow tier that has the end of a prefix keeps its start from being used.",
         file=_FLIGHTS,
-        find="                kept = at[found[0]]\n",
+        find="                kept = of_tier[number][0].at\n",
         replace="                kept = 0\n",
         killers=(
             f"{_TERMS}::TestSlower::test_part_of_a_prefix_on_a_fast_tier_is_taken",

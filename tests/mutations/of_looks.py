@@ -91,8 +91,8 @@ LOOKS = (
         name="hit_looked_for_twice",
         why="What tiers told when a hit was chosen is asked again before it is fetched.",
         file=_FLIGHTS,
-        find="of_tier = await self._locate(flights, looks, is_whole=is_whole)",
-        replace="of_tier = await self._locate(flights, None, is_whole=is_whole)",
+        find="of_tier = await self._locate(group.flights, looks, is_whole=is_whole)",
+        replace="of_tier = await self._locate(group.flights, None, is_whole=is_whole)",
         killers=(f"{_LOCATES}::test_hit_that_no_answer_allows_yet_is_waited_for",),
     ),
     Mutant(
@@ -236,8 +236,8 @@ LOOKS = (
         name="parts_without_turns",
         why="Nor while all of them are looked through.",
         file="ucm/agent/calls.py",
-        find="        if at:\n            await anyio.lowlevel.checkpoint()\n",
-        replace="",
+        find="            await anyio.lowlevel.cancel_shielded_checkpoint()\n",
+        replace="            pass\n",
         killers=(
             "tests/agent/test_searching.py::test_search_among_many_blocks_shares_the_loop",
         ),

@@ -41,8 +41,8 @@ PACKED = (
     Mutant(
         name="urgent_want_waits_where_a_lesser_one_stands",
         why="R-58: a request whose blocks a batch job wants as well waits as long as that job.",
-        file="ucm/agent/fetch.py",
-        find="flight.turn.move_on(want.priority)",
+        file="ucm/agent/register.py",
+        find="turn.move_on(want.priority)",
         replace="pass",
         killers=(
             (
@@ -136,7 +136,7 @@ PACKED = (
     Mutant(
         name="fetched_block_offered_back",
         why="A bucket is asked for each block that it has just brought.",
-        file=_FLIGHTS,
+        file="ucm/agent/register.py",
         find="            self._brought(flight.medium - 1, flight.key)\n",
         replace="",
         killers=(f"{_SPILLS}::test_fetched_block_is_not_offered_where_it_came_from",),
@@ -169,7 +169,7 @@ PACKED = (
         name="passed_over_and_joined",
         why="Who wants what others have given up waits for a call that hangs, in vain.",
         file=_FLIGHTS,
-        find="            self._end_unwanted(batch)\n            flights = {flight.key: flight for flight in filter(is_open, batch)}",
+        find="            self._register.end_unwanted(batch)\n            flights = {flight.key: flight for flight in filter(is_open, batch)}",
         replace="            flights = {flight.key: flight for flight in batch if flight.wants}",
         killers=(
             f"{_JOINED}::test_part_of_a_batch_that_nobody_wants_in_its_turn_is_not_joined",
@@ -190,8 +190,8 @@ PACKED = (
         name="writer_that_does_not_end_waited_for_by_nobody",
         why="R-54: a stopped engine's save holds slots of fetches for as long as it is stopped.",
         file=_FLIGHTS,
-        find="            await anyio.sleep(_WRITTEN_S)\n            self._end_unwanted(flights)\n",
-        replace="            await anyio.sleep(_WRITTEN_S)\n",
+        find="left = await self._register.wanted(flights)",
+        replace="left = list(filter(is_open, flights))",
         killers=(
             f"{_WRITTEN}::TestWritten::test_writer_that_does_not_end_costs_a_want_its_deadline",
         ),

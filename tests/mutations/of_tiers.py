@@ -226,8 +226,8 @@ TIERS = (
     Mutant(
         name="each_want_its_own_flight",
         why="Requests that share a prefix fetch it as often as there are of them.",
-        file=_FETCH,
-        find="flight = None if is_there else self._flights.by_key.get((key, tiers))",
+        file="ucm/agent/register.py",
+        find="flight = self.by_key.get((key, own.tiers))",
         replace="flight = None",
         killers=(f"{_FETCHES}::test_block_that_several_want_is_fetched_once",),
     ),
