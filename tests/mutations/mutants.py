@@ -70,6 +70,7 @@ from tests.mutations.of_selection import SELECTION
 from tests.mutations.of_servers import SERVERS
 from tests.mutations.of_sglang import SGLANG
 from tests.mutations.of_shares import SHARES
+from tests.mutations.of_sharing import SHARING
 from tests.mutations.of_shelf import SHELF
 from tests.mutations.of_signs import SIGNS
 from tests.mutations.of_slab import SLAB
@@ -112,6 +113,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *STORY,
     *SGLANG,
     *SHARES,
+    *SHARING,
     *SHELF,
     *PROOFS,
     *SIGNS,

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edits of how a want of many blocks shares the agent's loop."""
+
+from typing import Final
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["SHARING"]
+
+_FETCH: Final = "ucm/agent/fetch.py"
+_FLIGHTS: Final = "ucm/agent/flights.py"
+_REGISTER: Final = "ucm/agent/register.py"
+_RACES: Final = "tests/agent/test_sharing.py::TestRaces"
+_TURNS: Final = "tests/agent/test_sharing.py::TestTurns"
+_MANY: Final = f"{_TURNS}::test_want_of_many_blocks_shares_the_loop"
+_JOINED: Final = f"{_TURNS}::test_who_joins_many_blocks_and_leaves_them_shares_the_loop"
+
+SHARING = (
+    Mutant(
+        name="counted_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FETCH,
+        find="async for some in Parts(flights):",
+        replace="for some in [flights]:",
+        killers=(_MANY,),
+    ),
+    Mutant(
+        name="stands_in_line_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FLIGHTS,
+        find="async for begun in Parts(cut, len(cut[0])):",
+        replace="for begun in [cut]:",
+        killers=(
+            _MANY,
+            _JOINED,
+        ),
+    ),
+    Mutant(
+        name="measured_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FLIGHTS,
+        find="async for some in Parts(found):",
+        replace="for some in [found]:",
+        killers=(_MANY,),
+    ),
+    Mutant(
+        name="weighed_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FLIGHTS,
+        find="async for some in Parts(of_tier[number]):",
+        replace="for some in [of_tier[number]]:",
+        killers=(
+            _MANY,
+            _JOINED,
+        ),
+    ),
+    Mutant(
+        name="kept_out_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_REGISTER,
+        find="async for on_their_way in Parts(flights):",
+        replace="for on_their_way in [flights]:",
+        killers=(f"{_TURNS}::test_many_blocks_that_are_forgotten_share_the_loop",),
+    ),
+    Mutant(
+        name="joined_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FETCH,
+        find="async for some in Parts(zip(want.keys, want.sizes, there, strict=True)):",
+        replace="for some in [list(zip(want.keys, want.sizes, there, strict=True))]:",
+        killers=(
+            _MANY,
+            _JOINED,
+        ),
+    ),
+    Mutant(
+        name="looked_for_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FLIGHTS,
+        find="async for numbered in Parts(enumerate(flights)):",
+        replace="for numbered in [list(enumerate(flights))]:",
+        killers=(_MANY,),
+    ),
+    Mutant(
+        name="given_up_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_REGISTER,
+        find="async for some in Parts(group.flights):",
+        replace="for some in [group.flights]:",
+        killers=(f"{_TURNS}::test_many_blocks_whose_slots_do_not_come_share_the_loop",),
+    ),
+    Mutant(
+        name="left_in_one_go",
+        why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
+        file=_FLIGHTS,
+        find="async for some in Parts(filter(None, flights)):",
+        replace="for some in [list(filter(None, flights))]:",
+        killers=(
+            _MANY,
+            _JOINED,
+        ),
+    ),
+    Mutant(
+        name="turns_amid_which_one_is_cancelled",
+        why="A prompt whose time is over amid counting its blocks loses what had come, and one that goes amid joining leaves flights behind that never end.",
+        file="ucm/agent/calls.py",
+        find="await anyio.lowlevel.cancel_shielded_checkpoint()",
+        replace="await anyio.lowlevel.checkpoint()",
+        killers=(
+            f"{_RACES}::test_want_that_is_dropped_leaves_nothing_behind",
+            f"{_RACES}::test_what_came_in_time_is_told_of",
+        ),
+    ),
+    Mutant(
+        name="two_join_at_a_time",
+        why="Each has begun what the other one joins, and waits for its slots to the deadline.",
+        file=_FETCH,
+        find="async with self._joining:",
+        replace="if True:",
+        killers=(
+            f"{_RACES}::test_two_that_join_each_other_do_not_wait_for_each_other",
+        ),
+    ),
+    Mutant(
+        name="group_that_is_over_joined",
+        why="What has given up its turn ends without having been asked for: a prompt computes what tiers have.",
+        file=_REGISTER,
+        find="if flight is not None and flight.group.is_over:",
+        replace="if False:",
+        killers=(f"{_RACES}::test_what_is_given_up_is_not_joined",),
+    ),
+    Mutant(
+        name="flight_of_a_group_that_is_over_not_ended",
+        why="It is counted as begun, and never as ended: what becomes of blocks does not add up any more.",
+        file=_REGISTER,
+        find="            self.end(flight, flight.reason or Reason.DEADLINE)\n            flight = None\n",
+        replace="            flight = None\n",
+        killers=(f"{_RACES}::test_what_is_given_up_is_not_joined",),
+    ),
+)
