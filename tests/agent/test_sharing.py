@@ -112,15 +112,16 @@ class TestTurns:
     def test_want_of_many_blocks_shares_the_loop(
         self, tmp_path, monkeypatch, presence: Presence, compute_s: float
     ) -> None:
-        """R-63: while it begins flights, looks for them, has them end, and leaves; of sixty thousand blocks
+        """R-63: while it begins flights, looks for them, has them end, counts, and leaves; of sixty thousand blocks
         nobody else was served for up to 200 ms."""
 
         async def run(core) -> None:
-            want = asking(compute_s=compute_s)
-            await core.fetch(want)
-            core.drop(want)
-            found = len(MANY) * (presence is Presence.PRESENT)
-            assert (found, 0) == (want.found, core.fetcher.num_open)
+            for _ in range(2):  # the slab has them then
+                want = asking(compute_s=compute_s)
+                await core.fetch(want)
+                core.drop(want)
+                found = len(MANY) * (presence is Presence.PRESENT)
+                assert (found, 0) == (want.found, core.fetcher.num_open)
 
         tier = Constant(presence, 0.01)
         assert 0 < most_in_a_turn(tmp_path, monkeypatch, tier, run) <= MOST
