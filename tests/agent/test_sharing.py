@@ -226,16 +226,20 @@ async def bring(core, want, num: int = 0) -> None:
 
 @pytest.mark.slow
 class TestRaces:
-    def test_want_that_is_dropped_leaves_nothing_behind(self, race) -> None:
-        """R-53: in whatever turn it goes, amid joining too; who wants the same then has it all."""
+    @pytest.mark.parametrize("later", range(6))
+    def test_want_that_is_dropped_leaves_nothing_behind(self, race, later) -> None:
+        """R-53: in whatever turn it goes, amid joining too; who wants the same then, or while it leaves and
+        its flights end, has it all."""
 
         async def of_turn(core, keys, num) -> None:
-            with anyio.CancelScope() as scope:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(bring, core, want_of(keys))
-                    await turns(num)
-                    scope.cancel()
-            await bring(core, want := want_of(keys))
+            want = want_of(keys)
+            async with anyio.create_task_group() as tasks:
+                with anyio.CancelScope() as scope:
+                    async with anyio.create_task_group() as own:
+                        own.start_soon(bring, core, want_of(keys))
+                        await turns(num)
+                        tasks.start_soon(bring, core, want, later)
+                        scope.cancel()
             assert (8, Reason.NONE) == (want.found, want.reason)
 
         race(of_turn, Unruly())

@@ -17,6 +17,34 @@ _JOINED: Final = f"{_TURNS}::test_who_joins_many_blocks_and_leaves_them_shares_t
 
 SHARING = (
     Mutant(
+        name="ending_group_joined",
+        why="What another has given up ends as it is joined: a prompt computes what tiers have.",
+        file=_REGISTER,
+        find="        group.is_over = True\n        async for",
+        replace="        async for",
+        killers=(f"{_RACES}::test_want_that_is_dropped_leaves_nothing_behind",),
+    ),
+    Mutant(
+        name="batch_of_who_gave_up_stays_in_line",
+        why="A prompt waits for a tier behind blocks that nobody wants.",
+        file=_FLIGHTS,
+        find="                    turn.scope.cancel()\n                    self",
+        replace="                    self",
+        killers=(
+            "tests/agent/test_fetch_line.py::TestLine::test_who_wants_nothing_any_more_leaves_the_line",
+        ),
+    ),
+    Mutant(
+        name="batch_of_who_gave_up_joined",
+        why="Who wants blocks that another has given up in a tier's line joins what will not be got.",
+        file=_FLIGHTS,
+        find="                    self._register.end_open(turn.flights)\n",
+        replace="",
+        killers=(
+            "tests/agent/test_fetch_joined.py::TestJoined::test_block_that_was_passed_over_is_fetched_for_who_wants_it_next",
+        ),
+    ),
+    Mutant(
         name="counted_in_one_go",
         why="While it does, the agent serves nobody else: of sixty thousand blocks for a tenth of a second.",
         file=_FETCH,
