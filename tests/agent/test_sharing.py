@@ -232,7 +232,7 @@ class TestRaces:
         its flights end, has it all."""
 
         async def of_turn(core, keys, num) -> None:
-            want = want_of(keys)
+            want = want_of(keys[::-1])  # the last one ends last
             async with anyio.create_task_group() as tasks:
                 with anyio.CancelScope() as scope:
                     async with anyio.create_task_group() as own:
