@@ -127,7 +127,8 @@ FEATURES: tuple[Feature, ...] = (
         "LoRA",
         Verdict.HANDLED,
         "Adapters count by content. One whose files were written after the engine "
-        "started is not reused, unless `immutable_adapters` is set.",
+        "started is not reused, unless `immutable_adapters` is set. Load none in place "
+        "while requests run with it: what they compute from then on is saved as of the one before.",
         (
             "e2e/test_keys.py::test_adapter_of_another_content_at_one_path_shares_nothing",
             f"{_DOOR}/test_adapters.py",

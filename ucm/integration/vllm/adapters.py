@@ -16,7 +16,9 @@ it has for any other of the same number (``lora_int_id``), until it needs the ro
 told to load in place: a number that was seen with two paths is passed over from then on.
 What is not seen: files that change
 between this look and the engine's, within one step; a file system whose clock is behind
-this machine's by more than the margin, or that keeps no time of change.
+this machine's by more than the margin, or that keeps no time of change; an adapter that is
+loaded in place while requests run with it, which go on with what is new and are saved under
+what was.
 
 Threading: all but ``_read`` and what it calls runs on the engine's scheduler thread, and
 waits for nothing: files are read on a thread of their own, which starts with the first
