@@ -311,3 +311,26 @@ class TestRaces:
                 assert 8 == want.found
 
         race(of_turn, Unruly())
+
+    @pytest.mark.parametrize("turns", range(12))
+    def test_agent_that_ends_amid_joining_says_nothing_else(
+        self, tmp_path, monkeypatch, turns
+    ):
+        """R-53: whatever the turn in which it ends, nothing is raised beside the cancellation."""
+        monkeypatch.setattr(calls, "_IN_TURN", 2)
+        keys, tier = make_keys(40), Unruly()
+
+        async def run(slab):
+            await lay(tier, keys)
+            async with anyio.create_task_group() as tasks:
+                core = open_core(slab, tier)
+                ready = anyio.Event()
+                tasks.start_soon(core.core.run, ready.set)
+                await ready.wait()
+                tasks.start_soon(core.core.fetch, want_of(keys))
+                for _ in range(turns):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+
+        with open_slab(tmp_path / "slab", 64) as slab:
+            run_virtual(lambda: run(slab))

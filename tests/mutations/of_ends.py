@@ -68,8 +68,8 @@ ENDS = (
         name="waited_for_in_both_directions",
         why="The engine frees a request's blocks twice, and crashes.",
         file=_LIVES,
-        find="life.was_scheduled and not (self._parks and life.loading[0])",
-        replace="life.was_scheduled",
+        find="not life.was_scheduled or (self._parks and life.loading[0])",
+        replace="not life.was_scheduled",
         killers=(f"{_LEFT}[parks]",),
     ),
     Mutant(

@@ -11,6 +11,8 @@ _DOOR = "ucm/integration/vllm/scheduler.py"
 _TESTS = "tests/scheduler/test_foreign.py"
 _DOUBT = f"{_TESTS}::TestDoubt"
 _SHARED = f"{_TESTS}::TestShared"
+_SHARERS = "tests/scheduler/test_foreign_sharers.py"
+_ON_BAD = f"{_SHARERS}::test_what_was_computed_on_bad_blocks_is_bad_for_a_third"
 _RUNNING = "tests/integration/vllm/test_running.py"
 _UNTIL = f"{_DOUBT}::test_nothing_is_saved_until_the_output_of_the_step_has_come"
 _BEHIND = (
@@ -39,7 +41,7 @@ FOREIGN = (
         name="sharer_waits_for_nobody",
         why="What another request computes on top of garbage in the same step is stored.",
         file=_FOREIGN,
-        find="life.loads |= self._standing_on(prefix)",
+        find="life.loads |= on",
         replace="pass",
         killers=(f"{_SHARED}::test_whoever_shares_them_waits_as_well",),
     ),
@@ -47,8 +49,8 @@ FOREIGN = (
         name="sharer_is_saved_from_where_it_is",
         why="It went on from blocks that nobody had computed again, and is stored.",
         file=_FOREIGN,
-        find="life.may_save = False  # it counts on others to compute them again",
-        replace="pass",
+        find="request.computed_tokens > life.good_tokens  # others",
+        replace="False  # others",
         killers=(
             (
                 f"{_SHARED}::test_one_that_goes_on_from_what_others_compute_anew"
@@ -60,7 +62,7 @@ FOREIGN = (
         name="bad_blocks_are_shared_and_saved",
         why="A request that comes while the engine's cache has garbage stores it.",
         file=_FOREIGN,
-        find="life.may_save &= self.bad.isdisjoint(prefix)",
+        find="is_bad |= not self.bad.isdisjoint(prefix)",
         replace="pass",
         killers=(
             (
@@ -115,5 +117,87 @@ FOREIGN = (
         find="self.running.own[request_id] = computed + external_tokens",
         replace="pass",
         killers=(f"{_RUNNING}::test_load_of_ours_is_nobody_elses",),
+    ),
+    Mutant(
+        name="computed_on_top_of_a_doubt_is_in_none",
+        why="A third request stores what another one had computed on top of garbage.",
+        file=_FOREIGN,
+        find="                self._open(step, request, life, size, on)\n",
+        replace="",
+        killers=(_ON_BAD,),
+    ),
+    Mutant(
+        name="doubts_stand_alone",
+        why="What was computed on top of blocks that did not come counts as good.",
+        file=_FOREIGN,
+        find="if number not in first and not first.keys().isdisjoint(doubt.on):",
+        replace="if False:",
+        killers=(_ON_BAD,),
+    ),
+    Mutant(
+        name="computed_on_bad_blocks_is_good",
+        why="Who comes after the output leaves garbage to a third one.",
+        file=_FOREIGN,
+        find="self.bad.update(request.tables[0][request.computed_tokens // size :])",
+        replace="pass",
+        killers=(
+            f"{_SHARERS}::test_what_is_computed_on_blocks_that_are_bad_already_is_bad_for_a_third",
+        ),
+    ),
+    Mutant(
+        name="computed_on_bad_blocks_makes_good",
+        why="Bad blocks are let go as they are computed on top of others.",
+        file=_FOREIGN,
+        find="                if life.may_save:  # else",
+        replace="                if True:  # else",
+        killers=(_ON_BAD,),
+    ),
+    Mutant(
+        name="nobody_is_asked_once_all_is_good",
+        why="One that has computed on top, and runs behind all others, stores it.",
+        file=_ADAPTER,
+        find="min(request.own_tokens, life.good_tokens)",
+        replace="request.own_tokens",
+        killers=(
+            f"{_SHARERS}::test_one_that_does_not_run_until_all_is_computed_anew_is_not_saved",
+        ),
+    ),
+    Mutant(
+        name="last_output_counts_alone",
+        why="What the one before it said of earlier blocks is forgotten.",
+        file=_FOREIGN,
+        find="min(life.good_tokens, good)",
+        replace="good",
+        killers=(
+            f"{_SHARERS}::test_second_output_does_not_hide_what_the_first_one_said",
+        ),
+    ),
+    Mutant(
+        name="one_that_ends_on_bad_blocks_is_saved",
+        why="An output that was under way ends it, and garbage is stored.",
+        file="ucm/scheduler/lives.py",
+        find="not (life.loads and waits) and life.good_tokens == NO_LIMIT",
+        replace="not (life.loads and waits)",
+        killers=(f"{_SHARERS}::test_one_that_ends_before_it_runs_again_is_not_saved",),
+    ),
+    Mutant(
+        name="bad_for_ever",
+        why="R-18: a prefix of which nothing is saved yet stays bad, and each step looks at it.",
+        file=_FOREIGN,
+        find="                life.due = 0\n",
+        replace="                pass\n",
+        killers=(
+            f"{_SHARERS}::test_blocks_computed_anew_are_good_again_whatever_is_saved_of_them",
+        ),
+    ),
+    Mutant(
+        name="first_output_speaks_for_all",
+        why="One that was given the blocks of another in doubt is saved before its own output.",
+        file=_FOREIGN,
+        find="if not self.doubts[at].is_unsure]",
+        replace="]",
+        killers=(
+            f"{_SHARERS}::test_output_of_one_that_ended_does_not_speak_for_whoever_has_its_blocks",
+        ),
     ),
 )

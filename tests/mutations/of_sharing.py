@@ -165,4 +165,12 @@ SHARING = (
         replace="            flight = None\n",
         killers=(f"{_RACES}::test_what_is_given_up_is_not_joined",),
     ),
+    Mutant(
+        name="end_of_the_agent_cuts_a_join",
+        why="R-53: SIGTERM amid a long prompt ends the agent with an error, and a want without an answer.",
+        file=_FETCH,
+        find="                    async with self._joining:\n                        pass\n",
+        replace="                    pass\n",
+        killers=(f"{_RACES}::test_agent_that_ends_amid_joining_says_nothing_else",),
+    ),
 )

@@ -93,7 +93,12 @@ class Fetcher:
         async with anyio.create_task_group() as self._tasks:
             self._flights.tasks = self._tasks
             ready()
-            await anyio.sleep_forever()
+            try:
+                await anyio.sleep_forever()
+            finally:  # who joins does not end amid that, and begins its flights here
+                with anyio.CancelScope(shield=True):
+                    async with self._joining:
+                        pass
 
     async def fetch(self, want: Want) -> None:
         """Bring what *want* needs, until its deadline; say in it what is there then."""

@@ -205,8 +205,8 @@ class SchedulerAdapter:
         """
         Order the load that the engine has decided on.
 
-        Only *external_tokens* decides: an engine may have asked several caches and
-        taken another one's hit, and says 0 again when a load has ended.
+        Only *external_tokens* decides: an engine may have taken another cache's hit, and says 0
+        again when a load has ended.
 
         Args:
             request_id: Whose blocks.
@@ -218,8 +218,7 @@ class SchedulerAdapter:
             known_tokens: That a former life had computed, if one was taken back just now.
 
         Raises:
-            LayoutError: The tables have no block to load into; the request would wait
-                for ever.
+            LayoutError: The tables have no block to load into: it would wait for ever.
         """
         if external_tokens == 0:
             return
@@ -257,10 +256,10 @@ class SchedulerAdapter:
         lives = [enter(each, layout, self._transfers) for each in facts.scheduled]
         is_foreign = bool(self.foreign.doubts or self.foreign.bad)
         for request, life in zip(facts.scheduled, lives, strict=True):
-            is_foreign |= request.computed_tokens > request.own_tokens
-            if request.is_new and request.computed_tokens and not life.external:
-                tokens = request.computed_tokens
-                self._touches.add(life.stay.moment, request.hashes, tokens)
+            computed = request.computed_tokens
+            is_foreign |= computed > min(request.own_tokens, life.good_tokens)
+            if request.is_new and computed and not life.external:
+                self._touches.add(life.stay.moment, request.hashes, computed)
         if is_foreign:
             self.foreign.look(step, facts, lives, loads)
         self._touches.mark(step, at_once=facts.is_idle)
@@ -268,6 +267,8 @@ class SchedulerAdapter:
         readers = self._ledger.readers_in(facts, layout, loads)
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
+        if self.foreign.bad:
+            self.foreign.look_again(facts, lives)
         self.records.ordered(saves)
         self._lives.looked_at(zip(facts.scheduled, lives, strict=True))
         deferred = self._deferrals.take()
@@ -320,8 +321,7 @@ class SchedulerAdapter:
         """
         Return whether the engine may free the blocks of a request that ended.
 
-        Blocks that a load still fills are kept by the engine itself until it is told
-        that the load has ended.
+        Blocks that a load still fills are kept by the engine itself until it hears of its end.
 
         Args:
             request_id: Which.

@@ -6,10 +6,12 @@ Beside others, a request may be served by one of them, and run in the same step.
 came shows in the step's output, which the engine may have only some plans later. If not, the
 engine goes back and computes them again. Until then these blocks are *in doubt*, and so is what is
 computed on top of them: nothing is saved of a life that stands on any, also of another request
-that the engine lets share them. A doubt is like a load of ours that such lives wait for.
+that the engine lets share them, whose own blocks are in doubt as well. A doubt is like a load of
+ours that such lives wait for.
 
-Blocks that did not come are *bad* until somebody writes them again. An engine goes on to share
-them meanwhile, so that of lives that read one nothing is saved.
+Blocks that did not come are *bad* until somebody computes them again, and so are those that were computed
+on top of them. An engine goes on to share them meanwhile, so that of lives that read one nothing is saved;
+of one that goes back to before them, what it computes from there on is.
 
 An engine takes blocks back only where there is one group. So nothing is in doubt where
 there are several, nor where that one holds states.
@@ -38,6 +40,9 @@ class _Doubt(msgspec.Struct, eq=False):
         start: Index of the first one.
         tokens: That are there if they came.
         block_ids: Which, and those that become whole behind them.
+        on: Doubts on which these stand, if nobody loads them: they are computed on top.
+        is_unsure: Some are in another doubt as well: the engine took them from one that ended. Of
+            which an output speaks is not known, so that its own may be under way.
     """
 
     life: tuple[str, int]
@@ -45,11 +50,8 @@ class _Doubt(msgspec.Struct, eq=False):
     start: int
     tokens: int
     block_ids: Sequence[int] = ()
-
-    def grow(self, request: ScheduledRequest, size: int) -> None:
-        """Take in what a step of its request makes whole; a block has so many tokens."""
-        stop = max(-(-self.tokens // size), request.end_tokens // size)
-        self.block_ids = request.tables[0][self.start : stop]
+    on: Collection[int] = ()
+    is_unsure: bool = False
 
 
 class Foreign:
@@ -66,7 +68,6 @@ class Foreign:
 
     __slots__ = (
         "_batches",
-        "_good",
         "_group",
         "_ids",
         "_layout",
@@ -81,8 +82,6 @@ class Foreign:
         self._group = group if is_told else None
         self._layout, self._lives, self._batches = layout, lives, batches
         self._ids = itertools.count(-1, -1)  # those of our own loads are above 0
-        self._good: dict[tuple[str, int], int] = {}
-        """By life that stood on bad blocks, how many of its tokens come before these."""
         self.doubts: dict[int, _Doubt] = {}
         """Those that are open, by a number below 0."""
         self.bad: set[int] = set()
@@ -118,15 +117,27 @@ class Foreign:
                 self._open(step, request, life, size)
             elif self.doubts:
                 self._follow(request, life, size)
-        for request, life in looks:
-            if request.computed_tokens > self._good.pop(life.key, NO_LIMIT):
-                life.may_save = False  # it counts on others to compute them again
-            if request.is_new:
-                prefix = set(request.prefix_blocks(group, 0)) - {NULL_BLOCK}
-                life.loads |= self._standing_on(prefix)
-                life.may_save &= self.bad.isdisjoint(prefix)
+        spoiled = [each for each, life in looks if self._spoils(step, each, life, size)]
         if self.bad:
-            self._written(facts, loads, size)
+            self.bad -= facts.written_blocks(self._layout, loads)
+            for request, life in looks:
+                whole = request.computed_tokens // size, request.end_tokens // size
+                if life.may_save:  # else it may compute them on top of bad ones
+                    self.bad.difference_update(request.tables[0][slice(*whole)])
+        for (
+            request
+        ) in spoiled:  # whoever shares what it computes later shares these, too
+            self.bad.update(request.tables[0][request.computed_tokens // size :])
+        self.bad.discard(NULL_BLOCK)
+
+    def look_again(self, facts: StepFacts, lives: Sequence[Life]) -> None:
+        """Have who is yet to compute bad blocks anew be looked at in the next step, though nothing is saved."""
+        if (group := self._group) is None:
+            return
+        for request, life in zip(facts.scheduled, lives, strict=True):
+            rest = request.tables[0][request.end_tokens // group.block_tokens :]
+            if life.may_save and not self.bad.isdisjoint(rest):
+                life.due = 0
 
     def lost(self, block_ids: Collection[int]) -> None:
         """Take note that these blocks did not come, as the engine has heard by now."""
@@ -137,21 +148,37 @@ class Foreign:
                 first[number] = doubt.start + lost.index(True)
         self._take_back(first)
 
-    def _written(self, facts: StepFacts, loads: Iterable[SpanOrder], size: int) -> None:
-        """Let go of bad blocks that this step writes."""
-        self.bad -= facts.written_blocks(self._layout, loads)
-        for request in facts.scheduled:
-            whole = request.computed_tokens // size, request.end_tokens // size
-            self.bad.difference_update(request.tables[0][slice(*whole)])
-        if not self.bad:
-            self._good.clear()
+    def _spoils(
+        self, step: int, request: ScheduledRequest, life: Life, size: int
+    ) -> bool:
+        """Look at what a request stands on; return whether that is bad, and so what it computes."""
+        is_bad = (
+            request.computed_tokens > life.good_tokens
+        )  # others compute these again
+        life.good_tokens = NO_LIMIT
+        if request.is_new:
+            prefix = set(request.prefix_blocks(self._layout.groups[0], 0)) - {
+                NULL_BLOCK
+            }
+            if on := self._standing_on(prefix) - life.loads:
+                life.loads |= on
+                self._open(step, request, life, size, on)
+            is_bad |= not self.bad.isdisjoint(prefix)
+        life.may_save &= not is_bad
+        return is_bad
 
     def _open(
-        self, step: int, request: ScheduledRequest, life: Life, size: int
+        self,
+        step: int,
+        request: ScheduledRequest,
+        life: Life,
+        size: int,
+        on: Collection[int] = (),
     ) -> None:
-        start, tokens = request.own_tokens // size, request.computed_tokens
-        doubt = _Doubt(life.key, step + self._batches, start, tokens)
-        doubt.grow(request, size)
+        tokens = request.computed_tokens
+        start = min(request.own_tokens, tokens) // size
+        doubt = _Doubt(life.key, step + self._batches, start, tokens, on=on)
+        self._grow(doubt, request, size)
         number = next(self._ids)
         self.doubts[number] = doubt
         life.loads.add(number)
@@ -166,8 +193,16 @@ class Foreign:
             if request.computed_tokens < doubt.tokens:
                 first[number] = max(doubt.start, request.computed_tokens // size)
             else:
-                doubt.grow(request, size)
+                self._grow(doubt, request, size)
         self._take_back(first)
+
+    def _grow(self, doubt: _Doubt, request: ScheduledRequest, size: int) -> None:
+        """Take in what a step of its request makes whole; a block has so many tokens."""
+        stop = max(-(-doubt.tokens // size), request.end_tokens // size)
+        doubt.block_ids = request.tables[0][doubt.start : stop]
+        others = [each for each in self.doubts.values() if each is not doubt]
+        mine = set(doubt.block_ids)
+        doubt.is_unsure |= any(not mine.isdisjoint(one.block_ids) for one in others)
 
     def _standing_on(self, block_ids: set[int]) -> set[int]:
         doubts = self.doubts.items()
@@ -177,15 +212,20 @@ class Foreign:
         """End doubts that were right; of each is told which block is the first bad one."""
         if (group := self._group) is None or not first:
             return
+        first = dict(first)
+        for number, doubt in self.doubts.items():  # in the order in which they stand
+            if number not in first and not first.keys().isdisjoint(doubt.on):
+                first[number] = doubt.start
         for number, at in first.items():
             doubt = self.doubts[number]
             self.bad.update(doubt.block_ids[at - doubt.start :])
         self.bad.discard(NULL_BLOCK)
         for life in self._lives.loading():
             if on := [first[number] for number in life.loads if number in first]:
-                self._good[life.key] = min(on) * group.block_tokens
+                good = min(on) * group.block_tokens
+                life.good_tokens = min(life.good_tokens, good)
                 life.may_save &= not life.is_over  # nobody computes it again
-        self._end(first)
+        self._end([at for at in first if not self.doubts[at].is_unsure])
 
     def _end(self, numbers: Collection[int]) -> None:
         for number in numbers:

@@ -67,14 +67,13 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         was_scheduled: It has run; its blocks are its own.
         may_load: False after a load failed and named no block.
         may_save: False after the store was reset: its blocks are of the time before.
+        good_tokens: It stood on blocks that did not come, behind so many tokens, and has not run since.
         most_saved: Blocks are saved within so many tokens only.
         loads: Open loads on which the content of its blocks depends.
-        loading: Tokens and blocks of its own that are on their way; none once they
-            have arrived or failed.
+        loading: Tokens and blocks of its own that are on their way; none once they came or failed.
         external: ``[groups]`` block indexes that came from a load; empty without one.
             Only those that a hit needs hold anything, and these are stored.
-        starts_at_computed: A load failed; what lies before the first block that is
-            computed anew is left alone.
+        starts_at_computed: A load failed; what lies before what is computed anew is left alone.
         prompt_tokens: What was prompt, or there already, at the first look.
         cursors: ``[groups]`` first block not taken; None before the first look.
         pending: ``[groups]`` runs of blocks taken for which no plan had room.
@@ -89,6 +88,7 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
     was_scheduled: bool = False
     may_load: bool = True
     may_save: bool = True
+    good_tokens: int = NO_LIMIT
     most_saved: int = NO_LIMIT
     loads: set[int] = set()
     loading: tuple[int, int] = (0, 0)
@@ -327,10 +327,10 @@ class Lives:
 
     def finish(self, request_id: str) -> Life | None:
         """End and return a life; unless its own load parked it, it goes on to hear of loads."""
-        if (life := self.end(request_id)) is not None and life.loads:
-            may_save = life.was_scheduled and not (self._parks and life.loading[0])
-            life.may_save &= may_save
-            self._finished += [life] if life.may_save else []
+        if (life := self.end(request_id)) is not None:
+            waits = not life.was_scheduled or (self._parks and life.loading[0])
+            life.may_save &= not (life.loads and waits) and life.good_tokens == NO_LIMIT
+            self._finished += [life] if life.loads and life.may_save else []
         return life
 
     def preempt(self, request_id: str) -> Life | None:
