@@ -49,8 +49,8 @@ FOREIGN = (
         name="sharer_is_saved_from_where_it_is",
         why="It went on from blocks that nobody had computed again, and is stored.",
         file=_FOREIGN,
-        find="request.computed_tokens > life.good_tokens  # others",
-        replace="False  # others",
+        find="request.computed_tokens > life.good_tokens\n",
+        replace="False\n",
         killers=(
             (
                 f"{_SHARED}::test_one_that_goes_on_from_what_others_compute_anew"

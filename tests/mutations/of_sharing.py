@@ -143,8 +143,8 @@ SHARING = (
         name="two_join_at_a_time",
         why="Each has begun what the other one joins, and waits for its slots to the deadline.",
         file=_FETCH,
-        find="async with self._joining:",
-        replace="if True:",
+        find="        async with self._joining:\n            async for",
+        replace="        if True:\n            async for",
         killers=(
             f"{_RACES}::test_two_that_join_each_other_do_not_wait_for_each_other",
         ),

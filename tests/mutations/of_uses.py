@@ -87,7 +87,7 @@ USES = (
         name="own_cache_is_no_use",
         why="R-30: a prefix that the engine has itself is evicted from the store.",
         file=_ADAPTER,
-        find="if request.is_new and request.computed_tokens and not life.external:",
+        find="if request.is_new and computed and not life.external:",
         replace="if False:",
         killers=(
             f"{_MARKED}::test_prefix_of_the_engines_own_cache_counts_as_used",
@@ -98,8 +98,8 @@ USES = (
         name="hit_marked_twice",
         why="R-28: a hit costs two look-ups of each key on the engine's thread.",
         file=_ADAPTER,
-        find="if request.is_new and request.computed_tokens and not life.external:",
-        replace="if request.is_new and request.computed_tokens:",
+        find="if request.is_new and computed and not life.external:",
+        replace="if request.is_new and computed:",
         killers=(f"{_MARKED}::test_life_uses_its_prefix_once",),
     ),
     Mutant(
