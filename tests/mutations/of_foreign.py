@@ -39,11 +39,13 @@ FOREIGN = (
     ),
     Mutant(
         name="sharer_waits_for_nobody",
-        why="What another request computes on top of garbage in the same step is stored.",
+        why="One that goes on from blocks that did not come counts as gone back behind them.",
         file=_FOREIGN,
         find="life.loads |= on",
         replace="pass",
-        killers=(f"{_SHARED}::test_whoever_shares_them_waits_as_well",),
+        killers=(
+            f"{_SHARERS}::test_sharer_that_goes_on_before_they_are_computed_anew_is_not_saved",
+        ),
     ),
     Mutant(
         name="sharer_is_saved_from_where_it_is",
@@ -150,7 +152,9 @@ FOREIGN = (
         file=_FOREIGN,
         find="                if life.may_save:  # else",
         replace="                if True:  # else",
-        killers=(_ON_BAD,),
+        killers=(
+            f"{_SHARERS}::test_what_is_computed_on_blocks_that_are_bad_already_is_bad_for_a_third[3]",
+        ),
     ),
     Mutant(
         name="nobody_is_asked_once_all_is_good",

@@ -70,27 +70,42 @@ def test_what_was_computed_on_bad_blocks_is_bad_for_a_third(
     assert NOBODY == run(adapter, other("t", 16, 8, THIRD))
 
 
+@pytest.mark.parametrize("first", [8, 3])
 def test_what_is_computed_on_blocks_that_are_bad_already_is_bad_for_a_third(
-    adapter: SchedulerAdapter,
+    adapter: SchedulerAdapter, first: int
 ) -> None:
-    """Likewise of who comes while it is known already that they did not."""
+    """Likewise of who comes while it is known already that they did not, in however many steps."""
     run(adapter, served("r"))
     adapter.foreign.lost({1, 2})
-    assert NOBODY == run(adapter, other("s", 8, 8))
+    assert NOBODY == run(adapter, other("s", 8, first))
+    if first < 8:
+        assert NOBODY == run(adapter, other("s", 11, 5, is_new=False))
     run(adapter, going_on(0, 16))
     assert NOBODY == run(adapter, other("t", 16, 8, THIRD))
 
 
+@pytest.mark.parametrize("tokens", [7, 3])
 def test_one_that_does_not_run_until_all_is_computed_anew_is_not_saved(
-    adapter: SchedulerAdapter,
+    adapter: SchedulerAdapter, tokens: int
 ) -> None:
     """It had computed on top, and has no part in the step that computes them anew: its own output
     was under way. That no bad block is left does not make its own good."""
     run(adapter, served("r"))
-    assert NOBODY == run(adapter, other("s", 8, 7))
+    assert NOBODY == run(adapter, other("s", 8, tokens))
     adapter.foreign.lost({1, 2})
     run(adapter, going_on(0, 16))
-    assert NOBODY == run(adapter, other("s", 15, 1, is_new=False))
+    again = other("s", 8 + tokens, 8 - tokens, is_new=False)
+    assert NOBODY == run(adapter, again)
+
+
+def test_sharer_that_goes_on_before_they_are_computed_anew_is_not_saved(
+    adapter: SchedulerAdapter,
+) -> None:
+    """An engine takes it back to what it computed itself, and has no room for the other one."""
+    assert NOBODY == run(adapter, served("r"), other("s", 8, 8))
+    adapter.foreign.lost({1, 2})
+    for _ in range(3):
+        assert NOBODY == run(adapter, other("s", 8, 8, is_new=False))
 
 
 def test_second_output_does_not_hide_what_the_first_one_said(

@@ -152,14 +152,11 @@ class Foreign:
         self, step: int, request: ScheduledRequest, life: Life, size: int
     ) -> bool:
         """Look at what a request stands on; return whether that is bad, and so what it computes."""
-        is_bad = (
-            request.computed_tokens > life.good_tokens
-        )  # others compute these again
-        life.good_tokens = NO_LIMIT
+        is_bad = request.computed_tokens > life.good_tokens
+        life.good_tokens = NO_LIMIT  # it went back, or is not saved any more
         if request.is_new:
-            prefix = set(request.prefix_blocks(self._layout.groups[0], 0)) - {
-                NULL_BLOCK
-            }
+            prefix = set(request.prefix_blocks(self._layout.groups[0], 0))
+            prefix.discard(NULL_BLOCK)
             if on := self._standing_on(prefix) - life.loads:
                 life.loads |= on
                 self._open(step, request, life, size, on)
@@ -200,7 +197,7 @@ class Foreign:
         """Take in what a step of its request makes whole; a block has so many tokens."""
         stop = max(-(-doubt.tokens // size), request.end_tokens // size)
         doubt.block_ids = request.tables[0][doubt.start : stop]
-        others = [each for each in self.doubts.values() if each is not doubt]
+        others = [each for each in self.doubts.values() if each.life != doubt.life]
         mine = set(doubt.block_ids)
         doubt.is_unsure |= any(not mine.isdisjoint(one.block_ids) for one in others)
 
