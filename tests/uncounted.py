@@ -24,6 +24,7 @@ _REPEATING = (
     "test_host_runners.py",
     "test_many.py",
     "test_pipeline_world.py",
+    "test_served_world.py",
     "test_tiers_world.py",
     "test_topology_host.py",
     "test_weights_world.py",

@@ -38,7 +38,7 @@ def make_layout(*groups: tuple[int, Reach], hash_block_tokens: int = 4) -> KVLay
 
 def _group(at: int, block_tokens: int, reach: Reach) -> GroupLayout:
     window = reach if isinstance(reach, int) else None
-    kind = GroupKind.WINDOW if window is not None else reach or GroupKind.FULL
+    kind = GroupKind.WINDOW if isinstance(reach, int) else reach or GroupKind.FULL
     return GroupLayout(
         group_id=GroupId(at),
         kind=kind,
