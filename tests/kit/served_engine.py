@@ -25,8 +25,8 @@ from ucm.scheduler.requests import Disposition, RequestEnd, StepFacts
 
 __all__ = ["ServedEngine"]
 
-_ARRIVALS: Final = 80
-_LONGEST: Final = 240
+_ARRIVALS: Final = 60
+_LONGEST: Final = 600
 """Steps in which all who are left have to come to their end."""
 
 
@@ -50,7 +50,7 @@ class ServedEngine:
         self._batches = dice.choice([1, 2, 2, 3])
         self._ends_who_fail = dice.random() < 0.3
         self._budget, self._chunk = dice.choice([8, 16, 64]), dice.choice([4, 7, 16])
-        self._families = dice.choice([1, 2, 3])
+        self._families, self._at_once = dice.choice([1, 2, 3]), dice.choice([1, 1, 3])
         self._serves = dice.choice([0.3, 0.8]) * is_served
         self._fails = dice.choice([0.2, 0.6])
         self._aborts = dice.choice([0, 0.05]) * is_disturbed
@@ -74,7 +74,7 @@ class ServedEngine:
             AssertionError: Garbage was saved, or something is left; it says how to run it again.
         """
         for _ in range(_ARRIVALS):
-            if self._dice.random() < 0.5:
+            for _ in range(self._at_once * (self._dice.random() < 0.5)):
                 self._arrive()
             self._step()
         for _ in range(_LONGEST):

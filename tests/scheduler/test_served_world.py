@@ -29,7 +29,7 @@ def test_no_garbage_is_saved_and_nobody_is_stuck_whoever_shares_what_did_not_com
 ):
     """Whatever fails, is shared, aborted or preempted in whatever order, what is saved is what its key
     says, all come to their end, and nothing is left; and the seeds meet all of that."""
-    seen = _seen(range(250), is_served=True, is_disturbed=True)
+    seen = _seen(range(500), is_served=True, is_disturbed=True)
     assert [] == [what for what in _MET if not seen[what]]
 
 
