@@ -58,7 +58,8 @@ class Foreign:
     """
     What is in doubt, and what is bad.
 
-    Used on the scheduler's thread only.
+    Used by ``SchedulerAdapter`` on the scheduler's thread, and only while somebody is served so: an engine
+    without such a connector asks nothing here. ``lost`` is called by the door.
 
     Args:
         layout: The engine's groups.
@@ -85,7 +86,7 @@ class Foreign:
         self.doubts: dict[int, _Doubt] = {}
         """Those that are open, by a number below 0."""
         self.bad: set[int] = set()
-        """Blocks that did not come, and that nobody has written since."""
+        """Blocks that did not come or were computed on top of such, and that nobody has computed anew."""
 
     def plan_begins(self, step: int, facts: StepFacts | None) -> None:
         """End the doubts that no output has borne out by the plan of this number."""
@@ -124,9 +125,8 @@ class Foreign:
                 whole = request.computed_tokens // size, request.end_tokens // size
                 if life.may_save:  # else it may compute them on top of bad ones
                     self.bad.difference_update(request.tables[0][slice(*whole)])
-        for (
-            request
-        ) in spoiled:  # whoever shares what it computes later shares these, too
+        # Whoever shares what these compute later shares what they have by now, too.
+        for request in spoiled:
             self.bad.update(request.tables[0][request.computed_tokens // size :])
         self.bad.discard(NULL_BLOCK)
 
