@@ -38,6 +38,12 @@ async def seconds_of(core, want, waits_s: float = 0.0) -> float:
     return anyio.current_time() - began
 
 
+async def let_go(core, want, waits_s: float) -> None:
+    """Drop a want after a while."""
+    await anyio.sleep(waits_s)
+    core.drop(want)
+
+
 class TestJoined:
     def test_who_joined_others_takes_no_slots_that_these_wait_for(self, slab) -> None:
         """R-53, R-63: of two prompts with one beginning the second one's end was found first; it had its
@@ -110,6 +116,40 @@ class TestJoined:
         seconds, want = run_virtual(run)
         assert (4, Reason.STORE_FULL) == (want.found, want.reason)
         assert seconds < 1.0
+
+    @pytest.mark.parametrize(
+        ("order", "found"),
+        [("given own other", 6), ("own given other", 6), ("own other given", 2)],
+    )
+    def test_who_inherits_slots_stands_behind_nobody_who_waits_for_them(
+        self, slab, order, found
+    ) -> None:
+        """R-53, R-63: who stood behind another's slots as it inherited some of a third that gave up kept
+        those while that other waited for them, each until a deadline; whichever of its blocks come first."""
+        tier = Unruly()
+
+        async def run():
+            await lay(tier, KEYS)
+            async with open_core(slab, tier) as core:
+                held, other = want_of(KEYS[24:30]), want_of(KEYS[8:14], seconds=20.0)
+                given_up = want_of(KEYS[:4], seconds=0.2)
+                of = {"given": KEYS[:4], "own": KEYS[20:22], "other": KEYS[8:10]}
+                keys = [key for each in order.split() for key in of[each]]
+                want = want_of(keys, seconds=10.0)
+                await core.fetch(held)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(core.fetch, given_up)
+                    tasks.start_soon(seconds_of, core, other, 0.05)
+                    await anyio.sleep(0.1)
+                    tasks.start_soon(let_go, core, held, 1.0)
+                    seconds = await seconds_of(core, want)
+                    core.drop(want)
+                return seconds, want, other
+
+        seconds, want, other = run_virtual(run)
+        assert seconds < 2.0
+        assert (found, Reason.STORE_FULL) == (want.found, want.reason)
+        assert (6, Reason.NONE) == (other.found, other.reason)
 
 
 SPANS = [span for hit in range(1, 9) for span in ((hit, 0), (hit, hit + 3))]

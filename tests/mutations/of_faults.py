@@ -207,7 +207,7 @@ FAULTS = (
         name="shorter_hit_has_more_than_is_left",
         why="A hit is tried for which there are no slots now, and the one before it is not found.",
         file=_FETCH,
-        find="most = self._budget.left if want.num_taken else self._budget.total",
+        find="most = self._budget.left if want.taken.is_set() else self._budget.total",
         replace="most = self._budget.total",
         killers=(
             "tests/agent/test_fetch_hits.py::test_hit_behind_a_damaged_one_does_not_wait_for_slots_of_its_own",
@@ -218,10 +218,30 @@ FAULTS = (
         name="slots_before_those_of_who_was_joined",
         why="Two prompts with one beginning wait for each other's slots, and have nothing by their deadline.",
         file=_FETCH,
-        find="behind = () if is_more else [group.seated for group in joined]",
-        replace="behind = ()",
+        find="behind = [group.seated for group in joined]",
+        replace="behind: list[anyio.Event] = []",
         killers=(
             f"{_SLOTS}::TestJoined::test_who_joined_others_takes_no_slots_that_these_wait_for",
+        ),
+    ),
+    Mutant(
+        name="who_inherits_slots_stands_behind_others",
+        why="Who waits for others' slots has some that those wait for, each until a deadline.",
+        file="ucm/agent/wants.py",
+        find="                    tasks.start_soon(first, self.taken)\n",
+        replace="",
+        killers=(
+            f"{_SLOTS}::TestJoined::test_who_inherits_slots_stands_behind_nobody_who_waits_for_them",
+        ),
+    ),
+    Mutant(
+        name="blocks_of_who_waits_are_waited_for",
+        why="Who has slots waits for the blocks of one who waits for those, each until a deadline.",
+        file=_FETCH,
+        find="group is own or await want.stand_behind([group.seated])",
+        replace="True",
+        killers=(
+            f"{_SLOTS}::TestJoined::test_who_inherits_slots_stands_behind_nobody_who_waits_for_them",
         ),
     ),
     Mutant(

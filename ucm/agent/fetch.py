@@ -14,7 +14,7 @@ may be asked for, and lands nowhere.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
@@ -157,16 +157,17 @@ class Fetcher:
         """Bring what *want* needs, of which tiers told; return why not all of it."""
         there = await self._slab.pin(want.keys, want.stay_s)
         flights, (own, *joined) = await self._join(want, there)
-        is_more = want.num_taken > 0
         try:
-            behind = () if is_more else [group.seated for group in joined]
-            self._begin(want, own, behind, looks)
+            behind = [group.seated for group in joined]
+            self._begin(want, own, partial(want.stand_behind, behind), looks)
             async for some in Parts(flights):
                 for flight in some:
                     if flight is not None:
                         # Who waits for others' slots has none that they wait for.
                         group = flight.group
-                        if is_more and not (group is own or group.seated.is_set()):
+                        if not (
+                            group is own or await want.stand_behind([group.seated])
+                        ):
                             return Reason.STORE_FULL
                         await flight.wait()
                         if flight.reason:
@@ -203,14 +204,14 @@ class Fetcher:
         self,
         want: Want,
         own: Group,
-        behind: Sequence[anyio.Event],
+        stand: Callable[[], Awaitable[object]],
         looks: Looks | None,
     ) -> None:
         """Let those fly that are its own, behind the slots of those it has joined."""
         if own.flights:
             assert self._tasks is not None
             compute_s = want.compute_s * len(own.flights) / len(want.keys)
-            self._tasks.start_soon(self._flights.fly, own, compute_s, behind, looks)
+            self._tasks.start_soon(self._flights.fly, own, compute_s, stand, looks)
 
     async def _choose(self, want: Want, lost: Sequence[int], looks: Looks) -> Reason:
         """
@@ -225,7 +226,7 @@ class Fetcher:
         hits, keys = want.hits, want.keys
         there = await self._slab.has(keys)
         # Who has slots waits for no more: others may wait for those.
-        most = self._budget.left if want.num_taken else self._budget.total
+        most = self._budget.left if want.taken.is_set() else self._budget.total
         begin = partial(hits.choose, there, most, lost)
         hit, lacked = await looks.choose(begin, keys)
         if hit == hits.top:

@@ -91,7 +91,7 @@ class Group:
     @property
     def has_slots(self) -> bool:
         """Whether some of those who want them have slots already."""
-        return any(want.num_taken for want in self.wants)
+        return any(want.taken.is_set() for want in self.wants)
 
 
 def is_open(flight: Flight) -> bool:

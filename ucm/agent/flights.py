@@ -18,7 +18,7 @@ nowhere, and flights that wait for their slots, or in line, end with their last 
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -104,7 +104,7 @@ class Flights:
         self,
         group: Group,
         compute_s: float,
-        behind: Sequence[anyio.Event],
+        stand: Callable[[], Awaitable[object]],
         looks: Looks | None = None,
     ) -> None:
         """
@@ -113,7 +113,7 @@ class Flights:
         Args:
             group: Those.
             compute_s: How long computing these blocks would take; 0: not known.
-            behind: See ``Turn``.
+            stand: See ``Turn``.
             looks: What tiers told of a hit, of which none is of use without all others.
         """
         is_whole = looks is not None
@@ -125,11 +125,11 @@ class Flights:
             count = sum(map(len, of_tier))
             if not count:
                 return
-            want = await self._take_turn(group, count, behind)
+            want = await self._take_turn(group, count, stand)
             if want is None:
                 return
             group.seated.set()
-            want.num_taken += count
+            want.taken.set()
             try:
                 while any(of_tier):
                     await self._get_all(of_tier, want)
@@ -145,13 +145,13 @@ class Flights:
             group.seated.set()
 
     async def _take_turn(
-        self, group: Group, count: int, behind: Sequence[anyio.Event]
+        self, group: Group, count: int, stand: Callable[[], Awaitable[object]]
     ) -> Want | None:
         """Wait for *count* slots; return whose they are, or None where they did not come."""
         if not (wants := list(group.wants)):
             return None
         place = Place(min(want.priority for want in wants), wants[0].tenant)
-        turn = Turn([group], self._budget, place, behind, lambda: group.has_slots)
+        turn = Turn([group], self._budget, place, stand, lambda: group.has_slots)
         if not await turn.comes(count):
             if not group.is_over:
                 await self._register.give_up(group, Reason.STORE_FULL)

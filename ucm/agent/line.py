@@ -8,7 +8,7 @@ many as make up the large ones that serve the tier best. Time is of the event lo
 of it is called, by ``Flights``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import anyio
@@ -75,7 +75,7 @@ class Turn(Generic[_Waits]):
         flights: Those; or their group.
         room: Of the slots, or of the tier.
         place: Where they stand.
-        behind: Told once others have slots for which whoever wants these waits as well.
+        stand: Returns once others have slots for which whoever wants these waits as well, if any do.
         has_some: Whether somebody who wants them has slots by then: others may wait for those, so that
             nobody waits for more.
     """
@@ -83,7 +83,7 @@ class Turn(Generic[_Waits]):
     flights: Sequence[_Waits]
     room: Budget
     place: Place
-    behind: Sequence[anyio.Event] = ()
+    stand: Callable[[], Awaitable[object]] | None = None
     has_some: Callable[[], bool] = bool
     scope: anyio.CancelScope = attrs.Factory(anyio.CancelScope)
 
@@ -102,8 +102,8 @@ class Turn(Generic[_Waits]):
             flight.turn = self
         try:
             with self.scope:
-                for others in self.behind:
-                    await others.wait()
+                if self.stand is not None:
+                    await self.stand()
                 if self.has_some():
                     return self.room.take(count, self.place.tenant)
                 await self.room.acquire(count, self.place)

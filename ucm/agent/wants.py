@@ -88,8 +88,8 @@ class Want:
     """Why it is not more."""
     num_slots: int = 0
     """Of the budget, once its flights have ended."""
-    num_taken: int = 0
-    """Likewise, with those of flights that have not."""
+    taken: anyio.Event = attrs.Factory(anyio.Event)
+    """It has slots, of flights that have not ended as well."""
     is_over: bool = False
     """Dropped."""
 
@@ -97,6 +97,27 @@ class Want:
     def stay_s(self) -> float:
         """For how many seconds from now on what is found is to be kept."""
         return max(0.0, self.deadline - anyio.current_time()) + self.hold_s
+
+    async def stand_behind(self, others: Sequence[anyio.Event]) -> bool:
+        """
+        Wait until others have their slots, or it has some itself: they may wait for those.
+
+        Returns:
+            Whether all of them have.
+        """
+        for seated in others:
+            if not seated.is_set():
+                async with anyio.create_task_group() as tasks:
+
+                    async def first(event: anyio.Event) -> None:
+                        await event.wait()
+                        tasks.cancel_scope.cancel()
+
+                    tasks.start_soon(first, seated)
+                    tasks.start_soon(first, self.taken)
+            if not seated.is_set():
+                return False
+        return True
 
     def settle_on(self, hit: int) -> None:
         """Want what one of its hits needs, and nothing else any more."""
