@@ -79,6 +79,26 @@ KEYS = (
         killers=(f"{_LENGTH}::test_length_counts_where_models_look_at_it",),
     ),
     Mutant(
+        name="numbered_images_taken",
+        why="After a restart a request finds the blocks of another image of its number.",
+        file=_IDENTITY,
+        find="    if _numbers_media(model, vllm_config.cache_config):\n",
+        replace="    if False:\n",
+        killers=(
+            f"{_REUSABLE}::test_images_are_refused_where_no_cache_has_the_engine_hash_them",
+        ),
+    ),
+    Mutant(
+        name="images_refused_beside_prefixes",
+        why="An engine that hashes images for its own cache does not start.",
+        file=_IDENTITY,
+        find='        and not getattr(cache, "enable_prefix_caching", True)\n',
+        replace="",
+        killers=(
+            f"{_REUSABLE}::test_images_are_refused_where_no_cache_has_the_engine_hash_them",
+        ),
+    ),
+    Mutant(
         name="fitted_length_counts",
         why="An engine that fits its length into memory finds nothing after a restart.",
         file=_IDENTITY,

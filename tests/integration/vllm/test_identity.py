@@ -256,3 +256,27 @@ class TestReusable:
         """A model whose result is of its last token loses nothing by a hit."""
         pooler = SimpleNamespace(seq_pooling_type="LAST")
         check_reusable(an_engine(model_config={"pooler_config": pooler}))
+
+    @pytest.mark.parametrize(
+        ("cache_gb", "caches_prefixes", "media"),
+        [(4, False, True), (0, True, True), (0, False, False)],
+        ids=["processor", "prefixes", "text"],
+    )
+    def test_images_are_refused_where_no_cache_has_the_engine_hash_them(
+        self, cache_gb, caches_prefixes, media
+    ):
+        """With neither of its caches the engine calls an image by its request's number,
+        under which another start has another image; with one of them by its content."""
+        found = SimpleNamespace(mm_processor_cache_gb=cache_gb) if media else None
+        parts = {
+            "model_config": {"multimodal_config": found},
+            "cache_config": {"enable_prefix_caching": caches_prefixes},
+        }
+        check_reusable(an_engine(**parts))
+        parts["model_config"]["multimodal_config"] = SimpleNamespace(
+            mm_processor_cache_gb=0
+        )
+        parts["cache_config"]["enable_prefix_caching"] = False
+        with pytest.raises(ConfigError, match="enable_prefix_caching") as caught:
+            check_reusable(an_engine(**parts))
+        assert "mm_processor_cache_gb" == caught.value.key

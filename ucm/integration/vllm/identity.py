@@ -72,6 +72,29 @@ def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
             "and those that are loaded have none",
             remedy,
         )
+    if _numbers_media(model, vllm_config.cache_config):
+        raise ConfigError(
+            "mm_processor_cache_gb",
+            0,
+            "beside enable_prefix_caching=False the engine knows images by the number of "
+            "their request, which another start of it gives to other images",
+            "Leave one of the two as it is, or serve without kv_connector=UCMConnector.",
+        )
+
+
+def _numbers_media(model: Any, cache: Any) -> bool:  # noqa: ANN401 - vLLM's settings
+    """
+    Return whether hashes of blocks hold a count in place of what an image shows.
+
+    It is the engine's ``BaseRenderer._process_mm_uuids`` that saves itself the hashing where
+    neither of its caches looks anything up.
+    """
+    media = getattr(model, "multimodal_config", None)
+    return (
+        media is not None
+        and not getattr(media, "mm_processor_cache_gb", 0)
+        and not getattr(cache, "enable_prefix_caching", True)
+    )
 
 
 def settings_of(vllm_config: Any) -> str:  # noqa: ANN401 - vLLM's VllmConfig
