@@ -85,10 +85,19 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        "Speculation, EAGLE and MTP",
-        Verdict.NOT_RUN,
-        "As with a draft model. The last draft block of a prefix depends on the next "
+        "Speculation, EAGLE",
+        Verdict.HANDLED,
+        "As with a draft model; so is EAGLE 3. The last draft block of a prefix depends on the next "
         "token: that may cost accepted drafts, never a token.",
+        (
+            "e2e/test_eagle.py::test_head_guesses_as_it_did_from_saved_blocks",
+            "e2e/test_eagle.py::test_rejected_guesses_in_flight_are_saved_by_nobody",
+        ),
+    ),
+    Feature(
+        "Speculation, MTP",
+        Verdict.NOT_RUN,
+        "As with EAGLE.",
         (f"{_DOOR}/test_host_runners.py::TestRunners",),
     ),
     Feature(
