@@ -19,6 +19,12 @@ def way(request, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(native, "LIBRARY", library)
 
 
+@pytest.fixture
+def by_python(monkeypatch):
+    """Do it by Python, the calls of which a test puts something in the way of."""
+    monkeypatch.setattr(native, "LIBRARY", None)
+
+
 def build(directory: Path, *more: str) -> native.Native:
     """Compile it, with *more* flags; the test is skipped where there is no compiler."""
     compiler = shutil.which("cc")

@@ -11,9 +11,11 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,7 +25,7 @@ typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, v
                            size_t, void *, void *);
 
 // Raise it with each change of the functions below: native.py takes no other.
-int ucm_version(void) { return 6; }
+int ucm_version(void) { return 7; }
 
 // Slots to be digested, by whoever takes the next one.
 struct slots {
@@ -226,9 +228,9 @@ static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *ta
 }
 
 // A signal that comes meanwhile, as it may on a mount over a network, changes nothing.
-static int open_file(const char *path) {
+static int open_file(const char *path, int flags) {
     for (;;) {
-        int file = open(path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+        int file = open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
         if (file >= 0 || errno != EINTR) return file;
     }
 }
@@ -251,7 +253,7 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
             errors[at] = LEFT;
             continue;
         }
-        int file = open_file(paths[at]);
+        int file = open_file(paths[at], O_RDONLY);
         if (file < 0) {
             errors[at] = errno;
             continue;
@@ -260,6 +262,64 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
                                sizes[at], piece, piece_bytes, gate);
         if (!errors[at] && marked[at]) (void)!futimens(file, NULL);
         close(file);
+    }
+}
+
+static int write_whole(int file, struct iovec *part, const struct iovec *end) {
+    while (part < end) {
+        ssize_t done = writev(file, part, (int)(end - part));
+        if (done < 0 && errno != EINTR) return errno;
+        for (; part < end && done >= (ssize_t)part->iov_len; part++)
+            done -= (ssize_t)part->iov_len;
+        if (part < end && done > 0) {
+            part->iov_base = (uint8_t *)part->iov_base + done;
+            part->iov_len -= (size_t)done;
+        }
+    }
+    return 0;
+}
+
+static int make_folder(const char *path) {
+    return mkdir(path, 0700) && errno != EEXIST ? errno : 0;
+}
+
+// Give a whole file its name, which one that is there keeps, unless there are no links.
+static int give_name(const char *temporary, const char *path) {
+    if (!link(temporary, path)) return 0;
+    int error = errno, has_links = error != EPERM && error != EOPNOTSUPP &&
+                                   error != ENOSYS && error != EMLINK && error != EXDEV;
+    return has_links ? error : rename(temporary, path) ? errno : 0;
+}
+
+// Names of a file: at first, of two folders that may have to be made, and at last.
+enum { TEMPORARY, UPPER, FOLDER, FINAL, NUM_NAMES };
+
+static int write_file(const char *const *names, struct iovec parts[2], struct gate *gate) {
+    int file = open_file(names[TEMPORARY], O_WRONLY | O_CREAT | O_EXCL);
+    if (file < 0) return errno == EEXIST ? WRONG : errno;
+    int error = write_whole(file, parts, parts + 2);
+    if (close(file) && !error) error = errno;  // some mounts tell then that they are full
+    if (error) return error;
+    if (atomic_load(&gate->is_left)) return LEFT;  // other bytes may lie there by now
+    error = give_name(names[TEMPORARY], names[FINAL]);
+    if (error == ENOENT && !(error = make_folder(names[UPPER])) &&
+        !(error = make_folder(names[FOLDER])))
+        error = give_name(names[TEMPORARY], names[FINAL]);
+    return error;
+}
+
+// Write files, each a header and what is behind it, under their first names, then give them
+// the last. `errors` gets what became of each; EEXIST: it was there.
+void ucm_write_files(const char *const *names, size_t count, uint8_t *headers,
+                     size_t header_bytes, uint8_t *const *sources, const size_t *sizes,
+                     struct gate *gate, int *errors) {
+    for (size_t at = 0; at < count; at++, names += NUM_NAMES) {
+        struct iovec parts[] = {{headers + at * header_bytes, header_bytes},
+                                {sources[at], sizes[at]}};
+        errors[at] = atomic_load(&gate->is_left) ? LEFT : find_file(names[FINAL]) ? 0 : EEXIST;
+        if (errors[at]) continue;
+        errors[at] = write_file(names, parts, gate);
+        unlink(names[TEMPORARY]);
     }
 }
 

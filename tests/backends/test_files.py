@@ -12,7 +12,7 @@ import pytest
 
 from tests.native_kit import way  # noqa: F401  a fixture
 from ucm.backends.abc import Fetched, Presence, Verdict
-from ucm.backends.files import FilesBackend, _backend, _room, _share
+from ucm.backends.files import FilesBackend, _backend, _room, _share, _writing
 from ucm.backends.wrap import DeadlineBackend
 from ucm.testing.backend_contract import (
     BLOCK,
@@ -185,6 +185,7 @@ class TestShared:
         assert [Verdict.UNAVAILABLE] == await put(backend, KEYS[2])
         await backend.aclose()
 
+    @BY_PYTHON
     async def test_file_system_without_links_takes_renames(self, root, monkeypatch):
         """X-02: two writers of one key still leave one whole block, and no remains."""
 
@@ -200,16 +201,17 @@ class TestShared:
         await backend.aclose()
         assert [] == os.listdir(root / "writing")
 
+    @BY_PYTHON
     async def test_writers_of_one_key_have_files_of_their_own(self, root, monkeypatch):
         """X-02: two that write at the same time both come to an end, neither in vain."""
         one, other = await open_files(root), await open_files(root)
-        both, real = threading.Barrier(2), _share._write_whole
+        both, real = threading.Barrier(2), _writing.write_whole
 
         def write(*args):
             both.wait(60.0)
             real(*args)
 
-        monkeypatch.setattr(_share, "_write_whole", write)
+        monkeypatch.setattr(_writing, "write_whole", write)
         verdicts = []
 
         async def put_by(backend):
@@ -222,17 +224,6 @@ class TestShared:
         assert [True] == await fetch_sound(other, KEYS[:1])
         await one.aclose()
         await other.aclose()
-        assert [] == os.listdir(root / "writing")
-
-    async def test_later_writer_leaves_the_first_ones_block(self, root, monkeypatch):
-        """X-02: who comes second, having seen nothing, is told so and cleans up."""
-        backend = await open_files(root)
-        assert [Verdict.DONE] == await put(backend, KEYS[0])
-        before = find(root, KEYS[0]).stat().st_ino
-        monkeypatch.setattr(_share.Share, "look", lambda self, keys: [Presence.ABSENT])
-        assert [Verdict.PRESENT] == await put(backend, KEYS[0])
-        assert before == find(root, KEYS[0]).stat().st_ino
-        await backend.aclose()
         assert [] == os.listdir(root / "writing")
 
     @pytest.mark.parametrize("kind", ["fifo", "link", "directory", "huge"])

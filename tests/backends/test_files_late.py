@@ -6,6 +6,7 @@ import pytest
 
 from tests.backends.test_files import open_files, put
 from tests.backends.test_files_ledger import WHOLE, files_of, open_ledger
+from tests.native_kit import by_python  # noqa: F401  a fixture
 from ucm.backends.abc import Verdict
 from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
@@ -13,6 +14,7 @@ from ucm.testing.store_blocks import make_keys
 KEYS = make_keys(6)
 
 
+@pytest.mark.usefixtures("by_python")
 @pytest.mark.asyncio
 async def test_block_that_is_put_when_its_caller_is_gone_is_counted(
     tmp_path, monkeypatch
@@ -21,14 +23,14 @@ async def test_block_that_is_put_when_its_caller_is_gone_is_counted(
     count all took it for room that there was."""
     backend = await open_files(tmp_path / "share", capacity=64 * WHOLE)
     assert [Verdict.DONE] == await put(backend, KEYS[0])
-    gate, publish = Gate(), backend._share._publish
+    gate, publish = Gate(), backend._share._writer._publish
 
-    def hang(temporary, key):
-        verdict = publish(temporary, key)
+    def hang(*args):
+        told = publish(*args)
         gate()
-        return verdict
+        return told
 
-    monkeypatch.setattr(backend._share, "_publish", hang)
+    monkeypatch.setattr(backend._share._writer, "_publish", hang)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(put, backend, KEYS[1])
         await anyio.to_thread.run_sync(gate.wait_reached)

@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from tests.backends.test_files import BLOCK, open_files, put
+from tests.native_kit import by_python  # noqa: F401  a fixture
 from ucm.backends.abc import Verdict
-from ucm.backends.files import _ledger, _share
+from ucm.backends.files import _ledger, _share, _writing
 from ucm.backends.files._ledger import Ledger, Seen, Tally, _Count
 from ucm.backends.files._share import Share
 from ucm.testing.faults import Gate
@@ -76,19 +77,20 @@ def make_block(root, nbytes):
     (place / KEYS[len(os.listdir(place))].hex()).write_bytes(b"x" * nbytes)
 
 
+@pytest.mark.usefixtures("by_python")
 @pytest.mark.asyncio
 class TestManyMachines:
     async def test_share_never_has_more_than_its_capacity(self, root, monkeypatch):
         """R-63: eight machines that fill a share of sixteen blocks at once have no more there, at
         any time, and each knows how many."""
-        most, give_name = [], _share.give_name
+        most, give_name = [], _writing.give_name
 
         def watched(*args):
             is_new = give_name(*args)
             most.append(files_of(root))
             return is_new
 
-        monkeypatch.setattr(_share, "give_name", watched)
+        monkeypatch.setattr(_writing, "give_name", watched)
         backends = [await open_files(root, capacity=16 * WHOLE) for _ in range(8)]
         told = []
 
@@ -153,14 +155,14 @@ class TestManyMachines:
         assert -math.inf == backend._room._full_until
         await backend.aclose()
 
-    @pytest.mark.parametrize("place", ["_write_whole", "entries_of"])
+    @pytest.mark.parametrize("place", ["write_whole", "entries_of"])
     async def test_what_is_given_up_is_not_about_to_be_put(
         self, root, monkeypatch, place
     ):
         """Others have its room at once, though whoever gave it up puts nothing more."""
         backend, other = await open_files(root), open_ledger(root)
         await backend._room.start().wait()
-        gate, module = Gate(), _share if place == "_write_whole" else _ledger
+        gate, module = Gate(), _writing if place == "write_whole" else _ledger
         real = getattr(module, place)
         monkeypatch.setattr(module, place, lambda *args: gate() or real(*args))
         async with anyio.create_task_group() as group:

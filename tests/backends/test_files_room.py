@@ -11,8 +11,9 @@ import pytest
 
 from tests.backends.test_files import BLOCK, collected, find, open_files, put
 from tests.backends.test_files_ledger import WHOLE, files_of, open_ledger
+from tests.native_kit import by_python  # noqa: F401  a fixture
 from ucm.backends.abc import Verdict
-from ucm.backends.files import _share
+from ucm.backends.files import _share, _writing
 from ucm.backends.files._ledger import Ledger, Tally
 from ucm.testing.backend_contract import seal
 from ucm.testing.faults import Gate
@@ -128,6 +129,7 @@ class TestRoom:
         assert orphan.exists()
         await other.aclose()
 
+    @pytest.mark.usefixtures("by_python")
     async def test_share_that_cannot_be_read_has_no_answer(self, tmp_path, monkeypatch):
         """R-51: while its server is away nobody says that it is full."""
         backend = await open_files(tmp_path / "share")
@@ -239,8 +241,9 @@ class _SmallMount:
 
     def __init__(self, monkeypatch, root, num_blocks):
         self.root, self.num_blocks, self.num_refused = root, num_blocks, 0
-        self.error, self._write = errno.ENOSPC, _share._write_whole
-        monkeypatch.setattr(_share, "_write_whole", self.write)
+        self.error, self._write = errno.ENOSPC, _writing.write_whole
+        for module in (_share, _writing):
+            monkeypatch.setattr(module, "write_whole", self.write)
 
     def write(self, fd, header, data):
         """Write, as long as there is room for a block, or for a sixteenth of all."""
@@ -252,6 +255,7 @@ class _SmallMount:
         self._write(fd, header, data)
 
 
+@pytest.mark.usefixtures("by_python")
 @pytest.mark.asyncio
 class TestSmallMount:
     @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])

@@ -18,6 +18,8 @@ _SERVER = "tests/backends/test_redis.py::TestServer"
 _SERVICE = "tests/backends/test_object.py::TestService"
 _SHARE = "ucm/backends/files/_share.py"
 _SHARED = "tests/backends/test_files.py::TestShared"
+_WRITES = "tests/backends/test_files_writing.py::TestWriting"
+_WRITING = "ucm/backends/files/_writing.py"
 _SLOTS = "ucm/backends/disk/_slots.py"
 _STAMP = "ucm/backends/disk/_stamp.py"
 _WRAP = "ucm/backends/wrap.py"
@@ -214,17 +216,17 @@ BACKENDS = (
         name="writers_share_a_temporary_file",
         why="Two machines write one file at once, and what they leave is of both (X-02).",
         file=_SHARE,
-        find="        temporary = self.temporary()\n",
-        replace='        temporary = f"{self._writing}/{block.key.hex()}.writing"\n',
+        find="names = self.temporary(), ",
+        replace='names = f"{self._writing}/{block.key.hex()}.writing", ',
         killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
     ),
     Mutant(
         name="loser_leaves_its_file",
         why="Each race of two machines fills the share with a block that nobody finds.",
-        file=_SHARE,
-        find="                os.unlink(temporary)",
+        file=_WRITING,
+        find="                os.unlink(given.temporary)",
         replace="                pass",
-        killers=(f"{_SHARED}::test_later_writer_leaves_the_first_ones_block",),
+        killers=(f"{_WRITES}::test_later_writer_leaves_the_first_ones_block",),
     ),
     Mutant(
         name="orphans_stay",
@@ -253,8 +255,8 @@ BACKENDS = (
     Mutant(
         name="late_write_published",
         why="Bytes of a slot that was used again get the name of the block before.",
-        file=_SHARE,
-        find="            if not is_wanted():\n                return Verdict.UNAVAILABLE\n",
+        file=_WRITING,
+        find="        if gate.is_left:  # other bytes may lie there by now\n            return LEFT\n",
         replace="",
         killers=(f"{_HUNG}::test_call_on_a_hung_mount_ends_at_its_deadline",),
     ),

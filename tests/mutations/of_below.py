@@ -12,6 +12,9 @@ _POLICY = (
 _MOONCAKE = "ucm/backends/mooncake.py"
 _READING = "tests/backends/test_files_reading.py::TestReading"
 _GATE = "tests/backends/test_files_reading.py::TestGate"
+_LEAVES = "tests/backends/test_files_writing.py::TestGate"
+_WRITES = "tests/backends/test_files_writing.py::TestWriting"
+_WRITING = "ucm/backends/files/_writing.py"
 _TIMEOUTS = "tests/backends/test_mooncake.py::TestTimeouts"
 
 BELOW = (
@@ -102,5 +105,113 @@ BELOW = (
         find="    while (atomic_load(&gate->num_touching)) sched_yield();\n",
         replace="    (void)sched_yield;\n",
         killers=(f"{_GATE}::test_who_leaves_waits_for_a_native_copy",),
+    ),
+    Mutant(
+        name="native_writer_overwrites_what_is_there",
+        why="X-02: of two writers of a block the later one writes all of it again.",
+        file="ucm/native.c",
+        find="find_file(names[FINAL]) ? 0 : EEXIST;",
+        replace="0;",
+        killers=(f"{_WRITES}::test_block_that_is_there_stays_and_nothing_is_written",),
+    ),
+    Mutant(
+        name="native_loser_leaves_its_file",
+        why="Each race of two machines fills the share with a block that nobody finds.",
+        file="ucm/native.c",
+        find="        unlink(names[TEMPORARY]);\n",
+        replace="",
+        killers=(f"{_WRITES}::test_later_writer_leaves_the_first_ones_block",),
+    ),
+    Mutant(
+        name="native_rename_in_place_of_a_link",
+        why="X-02: who comes second takes the first one's place.",
+        file="ucm/native.c",
+        find="    return has_links ? error : rename",
+        replace="    return error == ENOENT ? error : rename",
+        killers=(f"{_WRITES}::test_later_writer_leaves_the_first_ones_block",),
+    ),
+    Mutant(
+        name="native_writer_needs_links",
+        why="A file system without links takes no block.",
+        file="ucm/native.c",
+        find="    return has_links ? error : rename(temporary, path) ? errno : 0;\n",
+        replace="    return has_links + rename(temporary, path) ? error : error;\n",
+        killers=(f"{_WRITES}::test_file_system_without_links_takes_renames",),
+    ),
+    Mutant(
+        name="full_mount_is_not_heard_when_it_is_closed",
+        why="R-51: a block of which the mount has dropped bytes gets its name.",
+        file="ucm/native.c",
+        find="    if (close(file) && !error) error = errno;  //",
+        replace="    close(file);  //",
+        killers=(
+            f"{_WRITES}::test_error_of_each_call_is_told_and_leaves_nothing[native-28-close]",
+        ),
+    ),
+    Mutant(
+        name="folder_for_which_is_no_room_is_no_answer",
+        why="R-51: a mount that is full is taken for one that is away.",
+        file="ucm/native.c",
+        find="    if (error == ENOENT && !(error = make_folder(names[UPPER])) &&\n",
+        replace="    if (error == ENOENT && !make_folder(names[UPPER]) &&\n",
+        killers=(
+            f"{_WRITES}::test_error_of_each_call_is_told_and_leaves_nothing[native-28-mkdir]",
+        ),
+    ),
+    Mutant(
+        name="short_native_write_is_a_whole_one",
+        why="A block whose last bytes were not taken gets its name.",
+        file="ucm/native.c",
+        find="            part->iov_len -= (size_t)done;\n",
+        replace="            return 0;\n",
+        killers=(f"{_WRITES}::test_header_and_bytes_are_there_for_nobody_else",),
+    ),
+    Mutant(
+        name="foreign_name_is_taken_for_a_block",
+        why="R-51: who finds its own first name taken says that the block is there.",
+        file="ucm/native.c",
+        find="    if (file < 0) return errno == EEXIST ? WRONG : errno;\n",
+        replace="    if (file < 0) return errno;\n",
+        killers=(f"{_WRITES}::test_name_that_somebody_has_taken_is_not_followed",),
+    ),
+    Mutant(
+        name="foreign_name_is_taken_for_a_block_by_python",
+        why="R-51: who finds its own first name taken says that the block is there.",
+        file=_WRITING,
+        find="            return WRONG\n",
+        replace="            return errno.EEXIST\n",
+        killers=(f"{_WRITES}::test_name_that_somebody_has_taken_is_not_followed",),
+    ),
+    Mutant(
+        name="late_native_write_published",
+        why="X-14: bytes of a slot that was used again get the name of the block before.",
+        file="ucm/native.c",
+        find="    if (atomic_load(&gate->is_left)) return LEFT;  // other bytes may lie there by now\n",
+        replace="",
+        killers=(f"{_LEAVES}::test_who_leaves_amid_a_write_has_nothing_put",),
+    ),
+    Mutant(
+        name="native_writer_goes_on_for_nobody",
+        why="X-14: a thread that came back writes what nobody wants, file by file.",
+        file="ucm/native.c",
+        find="        errors[at] = atomic_load(&gate->is_left) ? LEFT : find",
+        replace="        errors[at] = find",
+        killers=(f"{_LEAVES}::test_who_leaves_amid_a_write_has_nothing_put",),
+    ),
+    Mutant(
+        name="signal_ends_a_native_write",
+        why="On a mount over a network a signal keeps a block from a tier.",
+        file="ucm/native.c",
+        find="        if (done < 0 && errno != EINTR) return errno;\n",
+        replace="        if (done < 0) return errno;\n",
+        killers=(f"{_WRITES}::test_signal_that_comes_meanwhile_changes_nothing",),
+    ),
+    Mutant(
+        name="lasting_blocks_are_not_flushed",
+        why="What was to outlast a loss of power is written by the way that flushes nothing.",
+        file=_WRITING,
+        find="    if library is None or is_lasting:\n",
+        replace="    if library is None:\n",
+        killers=(f"{_WRITES}::test_what_is_to_outlast_power_is_flushed",),
     ),
 )

@@ -9,7 +9,7 @@ all of them hang, calls answer at once that they have no answer (X-14).
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ __all__ = ["FilesBackend", "FilesSettings"]
 _LARGEST_BLOCK = 1 << 30
 _OPENING_S = 5.0
 _PART_BYTES = 1 << 20
-"""Of blocks that one thread reads by one call, if it has more than one."""
+"""Of blocks that one thread reads or writes by one call, if it has more than one."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
@@ -90,10 +90,10 @@ class _Done:
         self._sizes = deque[int]()
         self._late = late
 
-    def add(self, nbytes: int) -> None:
-        """Count one, on a thread."""
+    def add(self, sizes: Iterable[int]) -> None:
+        """Count some, on a thread."""
         with self._lock:
-            self._sizes.append(nbytes)
+            self._sizes.extend(sizes)
 
     def end(self) -> deque[int]:
         """Return those that were put by now."""
@@ -235,7 +235,7 @@ class FilesBackend(Backend):
             there = await self._room.take(sum(sizes))
             if there is not Verdict.DONE:
                 return [there] * len(blocks)
-            await self._write_all(blocks, sizes, told)
+            told = await self._write_all(blocks, sizes)
         except anyio.get_cancelled_exc_class():
             if self._is_open:
                 self._room.tell_later()
@@ -244,18 +244,21 @@ class FilesBackend(Backend):
         return told
 
     async def _write_all(
-        self, blocks: Sequence[Sealed], sizes: Sequence[int], told: list[Verdict]
-    ) -> None:
+        self, blocks: Sequence[Sealed], sizes: Sequence[int]
+    ) -> list[Verdict]:
         """Write blocks for which there is room."""
         done = _Done(self._late)
+        parts = [blocks[part] for part in self._parts(sizes)]
+        told = [[Verdict.UNAVAILABLE] * len(part) for part in parts]
         try:
-            await self._crew.run(blocks, partial(self._write, done), told, leave=True)
+            await self._crew.run(parts, partial(self._write, done), told, leave=True)
         finally:
             put = done.end()
             self._room.end(sum(sizes), sum(put), len(put))
             refused = self._share.take_refused()
             if refused and self._is_open:
                 self._room.refused(refused)
+        return list(chain.from_iterable(told))
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove each file."""
@@ -285,9 +288,12 @@ class FilesBackend(Backend):
 
     # On threads of the crew.
 
-    def _write(self, done: _Done, block: Sealed) -> Verdict:
-        nbytes = HEADER_BYTES + len(block.data)  # whose memory may be gone behind it
-        verdict = self._share.write(block, lambda: not self._crew.gate.is_left)
-        if verdict is Verdict.DONE:
-            done.add(nbytes)
-        return verdict
+    def _write(self, done: _Done, blocks: Sequence[Sealed]) -> list[Verdict]:
+        sizes = [HEADER_BYTES + len(block.data) for block in blocks]
+        verdicts = self._share.write(blocks, self._crew.gate)
+        done.add(
+            nbytes
+            for nbytes, verdict in zip(sizes, verdicts, strict=True)
+            if verdict is Verdict.DONE
+        )
+        return verdicts

@@ -26,10 +26,20 @@ from ucm import native
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
 
-__all__ = ["LEFT", "WRONG", "Asked", "Came", "PlainReader", "Reader", "find_reader"]
+__all__ = [
+    "LEFT",
+    "WRONG",
+    "Asked",
+    "Came",
+    "PlainReader",
+    "Reader",
+    "address_of_bytes",
+    "find_reader",
+    "names_of",
+]
 
 WRONG: Final = -1
-"""In place of a system's error: no plain file of just that length."""
+"""In place of a system's error: no plain file of just that length; written: one is in the way."""
 LEFT: Final = -2
 """In place of a system's error: whoever asked has gone."""
 _PIECE_BYTES: Final = 1 << 18
@@ -137,12 +147,14 @@ class _NativeReader:
         errors = (ctypes.c_int * count)()
         piece = self._memory.get(_PIECE_BYTES)
         self._library.read_files(
-            _names([each.path for each in asked]),
+            names_of([each.path for each in asked]),
             bytes(each.is_marked for each in asked),
             *(count, headers.ctypes.data, HEADER_BYTES),
-            (ctypes.c_void_p * count)(*[_address(each.target) for each in asked]),
+            (ctypes.c_void_p * count)(
+                *[address_of_bytes(each.target) for each in asked]
+            ),
             (ctypes.c_size_t * count)(*[len(each.target) for each in asked]),
-            *(_address(piece), len(piece), gate.words, errors),
+            *(address_of_bytes(piece), len(piece), gate.words, errors),
         )
         return [
             Came(error, b"" if error else header.tobytes())
@@ -152,7 +164,7 @@ class _NativeReader:
     def find(self, paths: Sequence[str]) -> list[int]:
         """Look for all by one call."""
         errors = (ctypes.c_int * len(paths))()
-        self._library.find_files(_names(paths), len(paths), errors)
+        self._library.find_files(names_of(paths), len(paths), errors)
         return list(errors)
 
 
@@ -161,11 +173,13 @@ def find_reader(library: native.Native | None) -> Reader:
     return PlainReader() if library is None else _NativeReader(library)
 
 
-def _names(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
+def names_of(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
+    """Return paths as ``native.c`` takes them."""
     return (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
 
 
-def _address(memory: memoryview) -> int:
+def address_of_bytes(memory: memoryview) -> int:
+    """Return where memory begins, of which there is some."""
     array = np.frombuffer(memory, np.uint8)
     address: int = array.__array_interface__["data"][0]
     return address

@@ -35,11 +35,12 @@ from xxhash import xxh3_64_intdigest
 
 from ucm import native
 from ucm.backends._gate import Gate
-from ucm.backends._places import claim, give_name, path_error
+from ucm.backends._places import claim, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
 from ucm.backends.envelope import GARBAGE, Envelope
 from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.backends.files._walk import AWAY, Walk, entries_of
+from ucm.backends.files._writing import NEW, Given, find_writer, write_whole
 from ucm.blocks import PackedKey
 
 __all__ = [
@@ -60,11 +61,14 @@ SPARE = 16
 """A collection makes a sixteenth of what all blocks may have free."""
 _BLOCKS, _WRITING = "blocks", "writing"
 _SCHEMA = 1
-_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS
-OLD = os.O_RDONLY | _FLAGS
+OLD = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _SHORT = {errno.ENOSPC, errno.EDQUOT}
-_NO_ROOM = {*_SHORT, errno.EFBIG}
+_WRITTEN = {
+    0: Verdict.DONE,
+    errno.EEXIST: Verdict.PRESENT,
+    **dict.fromkeys((*_SHORT, errno.EFBIG), Verdict.FULL),
+}
+"""What it means that a file was written, or was not, where that is not that nobody can say."""
 WRITER = r"[0-9a-f]{32}\.\d+\.\d*\.\d+"
 """A name of ours: see the module's text."""
 _LEFT = re.compile(rf"{WRITER}(_-?\d+_\d+_\d+)?", re.ASCII)
@@ -122,8 +126,8 @@ class Share:
         self._writing = self.path(_WRITING)
         self._touch_s = touch_s
         self._orphan_s = orphan_s
-        self._is_lasting = lasting
         self._reader = find_reader(native.LIBRARY)
+        self._writer = find_writer(native.LIBRARY, is_lasting=lasting)
         self._marked: dict[PackedKey, float] = {}
         self._refused: deque[int] = deque(maxlen=_MOST_REFUSED)
         self._me = _identity(os.getpid())
@@ -172,54 +176,25 @@ class Share:
             for came, key, target in zip(answers, keys, targets, strict=True)
         ]
 
-    def write(self, block: Sealed, is_wanted: Callable[[], bool]) -> Verdict:
+    def write(self, blocks: Sequence[Sealed], gate: Gate) -> list[Verdict]:
         """
-        Write a block to a file of its own, then give that its name.
+        Write blocks to files of their own, then give those their names, while *gate* is open.
 
-        Args:
-            block: What is written.
-            is_wanted: Whether the bytes were the block's all the while.
+        What is written when it is left gets no name: the bytes may be another block's by then.
         """
-        if self.look([block.key]) == [Presence.PRESENT]:
-            return Verdict.PRESENT
-        temporary = self.temporary()
-        try:
-            fd = os.open(temporary, NEW, 0o600)
-            try:
-                header = Envelope(block.key, len(block.data), block.checksum).encode()
-                _write_whole(fd, header, block.data)
-                if self._is_lasting:
-                    os.fsync(fd)
-            finally:
-                os.close(fd)
-            if not is_wanted():
-                return Verdict.UNAVAILABLE
-            return self._publish(temporary, block.key)
-        except OSError as exc:
-            if exc.errno in _SHORT:
-                self._refused.append(len(block.data))
-            return Verdict.FULL if exc.errno in _NO_ROOM else Verdict.UNAVAILABLE
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
+        sizes = [len(block.data) for block in blocks]
+        errors = self._writer.write(list(map(self._give, blocks)), gate)
+        for error, nbytes in zip(errors, sizes, strict=True):
+            if error in _SHORT:
+                self._refused.append(nbytes)
+        return [_WRITTEN.get(error, Verdict.UNAVAILABLE) for error in errors]
 
-    def _publish(self, temporary: str, key: PackedKey) -> Verdict:
-        path = self._path(key)
-        directory = os.path.dirname(path)
-        try:
-            is_new = give_name(temporary, path)
-        except FileNotFoundError:  # the first one there
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-            is_new = give_name(temporary, path)
-        if not is_new:
-            return Verdict.PRESENT
-        if self._is_lasting:
-            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        return Verdict.DONE
+    def _give(self, block: Sealed) -> Given:
+        path = self._path(block.key)
+        folder = os.path.dirname(path)
+        header = Envelope(block.key, len(block.data), block.checksum).encode()
+        names = self.temporary(), os.path.dirname(folder), folder, path
+        return Given(*names, header, block.data)
 
     def remove(self, key: PackedKey) -> Verdict:
         """Remove a block."""
@@ -289,7 +264,7 @@ class Share:
             fd = os.open(probe, NEW, 0o600)
             try:
                 for _ in range(min(1 + 2 * nbytes // _PIECE_BYTES, _MOST_PIECES)):
-                    _write_whole(fd, b"", piece)
+                    write_whole(fd, b"", piece)
                 os.fsync(fd)  # else it may be told nobody
             finally:
                 os.close(fd)
@@ -364,15 +339,6 @@ class Share:
         """Return where a block lies; what spreads blocks is not what attackers choose."""
         spread = f"{xxh3_64_intdigest(key):016x}"
         return f"{self._blocks}/{spread[:2]}/{spread[2:4]}/{key.hex()}"
-
-
-def _write_whole(fd: int, header: bytes, data: memoryview) -> None:
-    parts = [memoryview(header), data]
-    while any(map(len, parts)):
-        done = os.writev(fd, parts)
-        for at, part in enumerate(parts):
-            parts[at] = part[min(done, len(part)) :]
-            done -= min(done, len(part))
 
 
 def _identity(pid: int) -> str:

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How files of blocks are written: by few native calls, and by Python's own; both do the same."""
+
+import ctypes
+import errno
+import os
+import stat
+from pathlib import Path
+
+import anyio
+import numpy as np
+import pytest
+
+from tests.backends.test_files import KEYS, collected, find, open_files, put
+from tests.native_kit import build
+from ucm import native
+from ucm.backends._gate import Gate
+from ucm.backends.abc import Verdict
+from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.files import _writing
+from ucm.backends.files._reading import LEFT, WRONG
+from ucm.backends.files._writing import Given, PlainWriter, find_writer
+from ucm.backends.wrap import DeadlineBackend
+from ucm.testing import faults
+from ucm.testing.backend_contract import BLOCK, fetch_sound
+
+_HOOKED = Path(__file__).parents[1] / "kit" / "hooked.h"
+_INTERRUPTED = _HOOKED.with_name("interrupted.h")
+_HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
+LENGTHS = (1, 4096, 77777)
+
+
+class Mount:
+    """What becomes of calls to the system; those of Python and those of native code alike."""
+
+    def __init__(self) -> None:
+        self.errors, self.calls = {}, []
+        self.before = lambda name: None
+        self._hook = _HOOK(lambda name: self.meet(name.decode()))
+
+    def meet(self, name):
+        """Return the error of a call, 0 if it is to be made."""
+        self.calls.append(name)
+        self.before(name)
+        return self.errors.get(name, 0)
+
+    def be_in_native(self, path):
+        """Stand before the calls of a library; keep it and its hook for good."""
+        hook = ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "test_hook")
+        hook.value = ctypes.cast(self._hook, ctypes.c_void_p).value
+
+    def be_in_python(self, monkeypatch):
+        """Stand before the calls of Python."""
+
+        class System:
+            """The module ``os``, of which some calls are hooked."""
+
+            def __getattr__(_, name):  # noqa: N805 - of the class within
+                return self._around(name, getattr(os, name))
+
+        monkeypatch.setattr(_writing, "os", System())
+        monkeypatch.setattr("ucm.backends._places.os", System())
+
+    def _around(self, name, real):
+        if name not in ("open", "stat", "link", "writev", "close", "makedirs"):
+            return real
+
+        def call(*args, **how):
+            error = self.meet("mkdir" if name == "makedirs" else name)
+            if name == "close":
+                real(*args)
+            if error:
+                raise OSError(error, os.strerror(error))
+            return None if name == "close" else real(*args, **how)
+
+        return call
+
+
+@pytest.fixture(params=["native", "python"])
+def mount(request, tmp_path_factory, monkeypatch):
+    """Write by either way, to a mount that a test sets."""
+    mount, library = Mount(), None
+    if request.param == "native":
+        home = tmp_path_factory.mktemp("hooked")
+        library = build(home, "-include", str(_HOOKED))
+        mount.be_in_native(home / "_native.so")
+    else:
+        mount.be_in_python(monkeypatch)
+    monkeypatch.setattr(native, "LIBRARY", library)
+    return mount
+
+
+@pytest.fixture
+def writer(mount):
+    """Return a writer of each kind."""
+    return find_writer(native.LIBRARY, is_lasting=False)
+
+
+def give(root, name, nbytes=5):
+    """Return a file to be written, and make where it is before it has its name."""
+    content = np.random.default_rng(nbytes).bytes(HEADER_BYTES + nbytes)
+    folder = root / "blocks" / "aa" / "bb"
+    for made in ("writing", "blocks"):
+        (root / made).mkdir(exist_ok=True)
+    names = root / "writing" / name, folder.parent, folder, folder / name
+    data = memoryview(content[HEADER_BYTES:])
+    return Given(*map(str, names), content[:HEADER_BYTES], data)
+
+
+def is_written(given):
+    """Return whether a file has its name, and all its bytes."""
+    return Path(given.path).read_bytes() == given.header + bytes(given.data)
+
+
+class TestWriting:
+    def test_header_and_bytes_are_there_for_nobody_else(self, writer, tmp_path):
+        """Of files of all lengths by one call, though the system takes few bytes at a time; folders
+        are made where there are none, and nothing is left where they were written."""
+        given = [give(tmp_path, str(n), n) for n in LENGTHS]
+        assert [0] * 3 == writer.write(given, Gate())
+        assert [True] * 3 == list(map(is_written, given))
+        assert [] == os.listdir(tmp_path / "writing")
+        modes = [os.stat(each.path).st_mode for each in given]
+        assert {0o600} == set(map(stat.S_IMODE, modes))
+        assert 0o700 == stat.S_IMODE(os.stat(given[0].folder).st_mode)
+
+    def test_block_that_is_there_stays_and_nothing_is_written(self, writer, tmp_path):
+        """X-02: whatever lies there, a link to nowhere as well; others are written."""
+        given = [give(tmp_path, name) for name in ("there", "link", "new")]
+        os.makedirs(given[0].folder)
+        Path(given[0].path).write_text("old")
+        Path(given[1].path).symlink_to("nowhere")
+        told = writer.write(given, Gate())
+        assert [errno.EEXIST, errno.EEXIST, 0] == told
+        assert ("old", True) == (Path(given[0].path).read_text(), is_written(given[2]))
+
+    def test_later_writer_leaves_the_first_ones_block(self, mount, writer, tmp_path):
+        """X-02: who comes second, having seen nothing, is told so and cleans up."""
+        given = give(tmp_path, "one")
+
+        def race(name):
+            if name == "link" and not Path(given.path).exists():
+                Path(given.folder).mkdir(parents=True)
+                Path(given.path).write_text("first")
+
+        mount.before = race
+        assert [errno.EEXIST] == writer.write([given], Gate())
+        assert "first" == Path(given.path).read_text()
+        assert [] == os.listdir(tmp_path / "writing")
+
+    @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+    def test_file_system_without_links_takes_renames(
+        self, mount, writer, tmp_path, error
+    ):
+        """X-02: into folders that are there and such as are not."""
+        mount.errors["link"] = error
+        given = [give(tmp_path, name) for name in ("one", "other")]
+        assert [0, 0] == writer.write(given, Gate())
+        assert [True, True] == list(map(is_written, given))
+        assert [] == os.listdir(tmp_path / "writing")
+
+    @pytest.mark.parametrize("call", ["open", "writev", "close", "link", "mkdir"])
+    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.ESTALE])
+    def test_error_of_each_call_is_told_and_leaves_nothing(
+        self, mount, writer, tmp_path, call, error
+    ):
+        """R-51: of a mount that is full, too, which some tell when a file is closed."""
+        mount.errors[call] = error
+        given = give(tmp_path, "one")
+        assert [error] == writer.write([given], Gate())
+        assert not Path(given.path).exists()
+        assert [] == os.listdir(tmp_path / "writing")
+
+    def test_name_that_somebody_has_taken_is_not_followed(self, writer, tmp_path):
+        """R-24: a link in place of a file that is being written has nothing written to its target."""
+        given, victim = give(tmp_path, "one"), tmp_path / "victim"
+        victim.write_text("theirs")
+        Path(given.temporary).symlink_to(victim)
+        assert [WRONG] == writer.write([given], Gate())
+        assert ("theirs", False) == (victim.read_text(), Path(given.path).exists())
+
+    def test_file_in_a_folders_place_is_no_block(self, writer, tmp_path):
+        """R-51: nobody says of a block that it is there, which is not."""
+        given = give(tmp_path, "one")
+        Path(given.upper).touch()
+        (told,) = writer.write([given], Gate())
+        assert told not in (0, errno.EEXIST)
+
+    def test_signal_that_comes_meanwhile_changes_nothing(self, tmp_path):
+        """R-51: on a mount over a network each call may be interrupted."""
+        writer = find_writer(
+            build(tmp_path, "-include", str(_INTERRUPTED)), is_lasting=False
+        )
+        given = give(tmp_path, "one")
+        assert [0] == writer.write([given], Gate())
+        assert is_written(given)
+
+    def test_nothing_is_done_for_nobody(self, writer):
+        """Of no files."""
+        assert [] == writer.write([], Gate())
+
+    def test_what_is_to_outlast_power_is_flushed(self):
+        """By the way that does."""
+        assert isinstance(find_writer(native.LIBRARY, is_lasting=True), PlainWriter)
+
+
+class TestGate:
+    @pytest.mark.parametrize("call", ["writev", "close"])
+    def test_who_leaves_amid_a_write_has_nothing_put(
+        self, mount, writer, tmp_path, call
+    ):
+        """X-14: bytes that may be another block's by then get no name, nor does what would follow."""
+        given, gate = [give(tmp_path, name) for name in ("one", "other")], Gate()
+        mount.before = lambda name: gate.leave() if name == call else None
+        assert [LEFT, LEFT] == writer.write(given, gate)
+        assert [False, False] == [Path(each.path).exists() for each in given]
+        assert 1 == mount.calls.count("open")
+        assert [] == os.listdir(tmp_path / "writing")
+
+    @pytest.mark.asyncio
+    async def test_put_on_a_hung_mount_ends_at_its_deadline(self, mount, tmp_path):
+        """X-14, R-51: no answer in time, and nothing is put late; behind it the mount serves again."""
+        root, gate = tmp_path / "share", faults.Gate()
+        backend = await open_files(root, threads=2)
+        await collected(backend)
+        mount.before = lambda name: gate() if name == "writev" else None
+        late = DeadlineBackend(backend, 0.05)
+        assert [Verdict.UNAVAILABLE] * 2 == await put(late, *KEYS[:2])
+        assert 0 < backend.num_hung
+        gate.open()
+        while backend.num_hung:
+            await anyio.lowlevel.checkpoint()
+        assert [None, None] == [find(root, key) for key in KEYS[:2]]
+        assert [Verdict.DONE] == await put(backend, KEYS[2])
+        assert [True] == await fetch_sound(backend, KEYS[2:3])
+        await backend.aclose()
+        assert [] == os.listdir(root / "writing")
+
+    @pytest.mark.asyncio
+    @pytest.mark.parametrize(
+        ("error", "refused"), [(errno.ENOSPC, BLOCK), (errno.EFBIG, 0)]
+    )
+    async def test_mount_that_is_full_is_told_so(self, mount, tmp_path, error, refused):
+        """R-51: blocks are refused as full; a file that is too large for it is no lack of room."""
+        backend = await open_files(tmp_path / "share")
+        await collected(backend)
+        seen, room = [], backend._room
+        room.refused = seen.append
+        mount.errors["writev"] = error
+        assert [Verdict.FULL] == await put(backend, KEYS[0])
+        assert [refused] * bool(refused) == seen
+        await backend.aclose()

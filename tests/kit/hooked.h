@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls about files that a test may have fail, or do something first: included before native.c.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+// Returns the number of an error, or 0 to go on. A test sets it.
+int (*test_hook)(const char *name);
+
+static inline int fails(const char *name) {
+    int error = test_hook ? test_hook(name) : 0;
+    errno = error;
+    return error != 0;
+}
+
+static inline ssize_t short_writev(int file, const struct iovec *parts, int count) {
+    struct iovec part = parts[0];  // no more than 100 bytes at a time
+    if (part.iov_len > 100) part.iov_len = 100;
+    return fails("writev") ? -1 : count ? writev(file, &part, 1) : 0;
+}
+
+static inline int closes(int file) {
+    int is_wrong = fails("close");
+    int error = errno;
+    close(file);
+    errno = error;
+    return is_wrong ? -1 : 0;
+}
+
+#define open(...) (fails("open") ? -1 : open(__VA_ARGS__))
+#define lstat(...) (fails("stat") ? -1 : lstat(__VA_ARGS__))
+#define link(...) (fails("link") ? -1 : link(__VA_ARGS__))
+#define mkdir(...) (fails("mkdir") ? -1 : mkdir(__VA_ARGS__))
+#define writev short_writev
+#define close closes

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+How files of blocks are written: several by one call where ``ucm.native`` was built, else one by one.
+
+A file takes six calls to the system, and each gives the interpreter lock up and waits for it again.
+What is done is the same. Files that are to outlast a loss of power are written one by one: they wait
+for the drive, not for the lock.
+
+A write may hang for as long as the mount's server is away, and goes on with whatever lies in its
+caller's memory by then. So it gets no name once whoever asked has gone.
+
+Threading: on many threads at once; all of it may hang.
+"""
+
+import contextlib
+import ctypes
+import errno
+import os
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+
+from ucm import native
+from ucm.backends._gate import Gate
+from ucm.backends._places import give_name
+from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.files._reading import LEFT, WRONG, address_of_bytes, names_of
+
+__all__ = ["NEW", "Given", "PlainWriter", "Writer", "find_writer", "write_whole"]
+
+NEW: Final = (
+    os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+)
+
+
+class Given(NamedTuple):
+    """A file's names: at first, of two folders that may have to be made, at last; and its bytes."""
+
+    temporary: str
+    upper: str
+    folder: str
+    path: str
+    header: bytes
+    data: memoryview
+
+
+class Writer(Protocol):
+    """Writes files."""
+
+    def write(self, given: Sequence[Given], gate: Gate) -> list[int]:
+        """
+        Write files, for as long as the *gate* is open.
+
+        Returns:
+            Of each 0, EEXIST if it was there, ``LEFT``, ``WRONG`` if another thing is in its way, or the
+            number of another error.
+        """
+
+
+class PlainWriter:
+    """
+    Makes each call from Python.
+
+    Args:
+        is_lasting: Have each file outlast a loss of power.
+    """
+
+    def __init__(self, *, is_lasting: bool = False) -> None:
+        self._is_lasting = is_lasting
+
+    def write(self, given: Sequence[Given], gate: Gate) -> list[int]:
+        """Write one after the other."""
+        return [self._write(each, gate) for each in given]
+
+    def _write(self, given: Given, gate: Gate) -> int:
+        if gate.is_left:
+            return LEFT
+        with contextlib.suppress(OSError):
+            os.stat(given.path, follow_symlinks=False)
+            return errno.EEXIST
+        try:
+            self._write_new(given)
+            return self._publish(given, gate)
+        except FileExistsError:  # no block is: something else is in the way
+            return WRONG
+        except OSError as exc:
+            return exc.errno or errno.EIO
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(given.temporary)
+
+    def _write_new(self, given: Given) -> None:
+        fd = os.open(given.temporary, NEW, 0o600)
+        try:
+            write_whole(fd, given.header, given.data)
+            if self._is_lasting:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _publish(self, given: Given, gate: Gate) -> int:
+        if gate.is_left:  # other bytes may lie there by now
+            return LEFT
+        try:
+            is_new = give_name(given.temporary, given.path)
+        except FileNotFoundError:  # the first one there
+            os.makedirs(given.folder, mode=0o700, exist_ok=True)
+            is_new = give_name(given.temporary, given.path)
+        if not is_new:
+            return errno.EEXIST
+        if self._is_lasting:
+            fd = os.open(given.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        return 0
+
+
+class _NativeWriter:
+    """Has ``native.c`` make the calls."""
+
+    def __init__(self, library: native.Native) -> None:
+        self._library = library
+
+    def write(self, given: Sequence[Given], gate: Gate) -> list[int]:
+        """Write all by one call."""
+        count = len(given)
+        headers = np.frombuffer(b"".join(each.header for each in given), np.uint8)
+        errors = (ctypes.c_int * count)()
+        self._library.write_files(
+            names_of([name for each in given for name in each[:4]]),
+            *(count, headers.ctypes.data, HEADER_BYTES),
+            (ctypes.c_void_p * count)(*[address_of_bytes(each.data) for each in given]),
+            (ctypes.c_size_t * count)(*[len(each.data) for each in given]),
+            *(gate.words, errors),
+        )
+        return list(errors)
+
+
+def find_writer(library: native.Native | None, *, is_lasting: bool) -> Writer:
+    """Return what writes files here."""
+    if library is None or is_lasting:
+        return PlainWriter(is_lasting=is_lasting)
+    return _NativeWriter(library)
+
+
+def write_whole(fd: int, header: bytes, data: memoryview) -> None:
+    """Write both behind one another."""
+    parts = [memoryview(header), data]
+    while any(map(len, parts)):
+        done = os.writev(fd, parts)
+        for at, part in enumerate(parts):
+            parts[at] = part[min(done, len(part)) :]
+            done -= min(done, len(part))
