@@ -9,7 +9,6 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -24,8 +23,7 @@ typedef int query_function(void *);
 typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, void *,
                            size_t, void *, void *);
 
-// Raise it with each change of the functions below: native.py takes no other.
-int ucm_version(void) { return 7; }
+int ucm_version(void) { return 8; }  // each change of a function raises it; see native.py
 
 // Slots to be digested, by whoever takes the next one.
 struct slots {
@@ -182,8 +180,7 @@ void ucm_leave(struct gate *gate) {
     while (atomic_load(&gate->num_touching)) sched_yield();
 }
 
-// Errors beside those of the system.
-enum { WRONG = -1, LEFT = -2 };
+enum { WRONG = -1, LEFT = -2 };  // errors beside those of the system
 
 // Copy to a caller's memory, or not: one of both sides sees what the other has written first.
 static int hand_over(struct gate *gate, void *target, const void *source, size_t nbytes) {
@@ -204,7 +201,15 @@ static int read_at(int file, uint8_t *memory, size_t nbytes, size_t place) {
     return 0;
 }
 
-// A file's first bytes go to `header`, the others to `target`, by way of `piece`.
+// Read what memory has of a file, which cannot hang, to where it belongs.
+static size_t read_cached(int file, const struct iovec parts[2], struct gate *gate) {
+    atomic_fetch_add(&gate->num_touching, 1);
+    ssize_t got = atomic_load(&gate->is_left) ? 0 : preadv2(file, parts, 2, 0, RWF_NOWAIT);
+    atomic_fetch_sub(&gate->num_touching, 1);
+    return got > 0 ? (size_t)got : 0;
+}
+
+// A file's first bytes go to `header`, the others to `target`; what may hang, by way of `piece`.
 static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *target,
                      size_t nbytes, uint8_t *piece, size_t piece_bytes, struct gate *gate) {
     struct stat is;
@@ -212,16 +217,16 @@ static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *ta
         if (errno != EINTR) return errno;
     size_t whole = header_bytes + nbytes;
     if (!S_ISREG(is.st_mode) || is.st_size < 0 || (size_t)is.st_size != whole) return WRONG;
-    for (size_t place = 0; place < whole;) {
+    struct iovec parts[] = {{header, header_bytes}, {target, nbytes}};
+    size_t place = read_cached(file, parts, gate);
+    if (place < header_bytes) place = 0;
+    for (int error; place < whole;) {
         size_t some = whole - place < piece_bytes ? whole - place : piece_bytes;
-        int error = read_at(file, piece, some, place);
-        if (error) return error;
         size_t skip = place ? 0 : header_bytes;
+        if ((error = read_at(file, piece, some, place))) return error;
         memcpy(header, piece, skip);
-        if (some > skip)
-            error = hand_over(gate, target + place + skip - header_bytes, piece + skip,
-                              some - skip);
-        if (error) return error;
+        uint8_t *to = target + place + skip - header_bytes;
+        if ((error = hand_over(gate, to, piece + skip, some - skip))) return error;
         place += some;
     }
     return 0;
@@ -229,10 +234,10 @@ static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *ta
 
 // A signal that comes meanwhile, as it may on a mount over a network, changes nothing.
 static int open_file(const char *path, int flags) {
-    for (;;) {
-        int file = open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
-        if (file >= 0 || errno != EINTR) return file;
-    }
+    int file;
+    do file = open(path, flags | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+    while (file < 0 && errno == EINTR);
+    return file;
 }
 
 static int find_file(const char *path) {
@@ -249,15 +254,11 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
                     const size_t *sizes, uint8_t *piece, size_t piece_bytes,
                     struct gate *gate, int *errors) {
     for (size_t at = 0; at < count; at++) {
-        if (atomic_load(&gate->is_left)) {
-            errors[at] = LEFT;
-            continue;
-        }
+        errors[at] = LEFT;
+        if (atomic_load(&gate->is_left)) continue;
         int file = open_file(paths[at], O_RDONLY);
-        if (file < 0) {
-            errors[at] = errno;
-            continue;
-        }
+        errors[at] = errno;
+        if (file < 0) continue;
         errors[at] = read_open(file, headers + at * header_bytes, header_bytes, targets[at],
                                sizes[at], piece, piece_bytes, gate);
         if (!errors[at] && marked[at]) (void)!futimens(file, NULL);
@@ -286,8 +287,8 @@ static int make_folder(const char *path) {
 // Give a whole file its name, which one that is there keeps, unless there are no links.
 static int give_name(const char *temporary, const char *path) {
     if (!link(temporary, path)) return 0;
-    int error = errno, has_links = error != EPERM && error != EOPNOTSUPP &&
-                                   error != ENOSYS && error != EMLINK && error != EXDEV;
+    int error = errno, has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS &&
+                                   error != EMLINK && error != EXDEV;
     return has_links ? error : rename(temporary, path) ? errno : 0;
 }
 

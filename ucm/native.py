@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["LIBRARY", "Native", "address_of", "find_native"]
 
-_VERSION = 7
+_VERSION = 8
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How files of blocks are read: by few native calls, and by Python's own; both do the same."""
 
-import ctypes
 import errno
 import os
 import threading
@@ -119,28 +118,6 @@ class TestGate:
         gate.leave()
         assert [LEFT] * 2 == [each.error for each in reader.read(asked, gate)]
         assert {1} == set(asked[0].target)
-
-    def test_who_leaves_amid_a_native_read_gets_nothing_more(self, tmp_path):
-        """X-14: a read that hung comes back, and finds that its caller has gone."""
-        library = build(tmp_path)
-        gate, target, piece = Gate(), bytearray(5), bytearray(64)
-        left = (ctypes.c_int * 2)(1, 0)
-        (tmp_path / "file").write_bytes(bytes(left) + b"bytes")
-        errors = (ctypes.c_int * 1)()
-        memory = (ctypes.c_char * 5).from_buffer(target)
-        library.read_files(
-            (ctypes.c_char_p * 1)(os.fsencode(tmp_path / "file")),
-            *(
-                b"\0",
-                1,
-                gate.words,
-                ctypes.sizeof(left),
-            ),  # its header makes the caller leave
-            (ctypes.c_void_p * 1)(ctypes.addressof(memory)),
-            *((ctypes.c_size_t * 1)(5), (ctypes.c_char * 64).from_buffer(piece), 64),
-            *(gate.words, errors),
-        )
-        assert (LEFT, bytes(5)) == (errors[0], bytes(target))
 
     def test_who_leaves_waits_for_a_copy(self, reader):
         """Behind it the memory is the caller's alone, whoever was just at it."""

@@ -124,7 +124,9 @@ class TestWriting:
         assert {0o600} == set(map(stat.S_IMODE, modes))
         assert 0o700 == stat.S_IMODE(os.stat(given[0].folder).st_mode)
 
-    def test_block_that_is_there_stays_and_nothing_is_written(self, writer, tmp_path):
+    def test_block_that_is_there_stays_and_nothing_is_written(
+        self, mount, writer, tmp_path
+    ):
         """X-02: whatever lies there, a link to nowhere as well; others are written."""
         given = [give(tmp_path, name) for name in ("there", "link", "new")]
         os.makedirs(given[0].folder)
@@ -132,6 +134,7 @@ class TestWriting:
         Path(given[1].path).symlink_to("nowhere")
         told = writer.write(given, Gate())
         assert [errno.EEXIST, errno.EEXIST, 0] == told
+        assert 1 == mount.calls.count("open")
         assert ("old", True) == (Path(given[0].path).read_text(), is_written(given[2]))
 
     def test_later_writer_leaves_the_first_ones_block(self, mount, writer, tmp_path):

@@ -12,6 +12,7 @@ _POLICY = (
 _MOONCAKE = "ucm/backends/mooncake.py"
 _READING = "tests/backends/test_files_reading.py::TestReading"
 _GATE = "tests/backends/test_files_reading.py::TestGate"
+_STRAIGHT = "tests/backends/test_files_straight.py"
 _LEAVES = "tests/backends/test_files_writing.py::TestGate"
 _WRITES = "tests/backends/test_files_writing.py::TestWriting"
 _WRITING = "ucm/backends/files/_writing.py"
@@ -70,8 +71,8 @@ BELOW = (
         name="signal_hides_a_file_that_is_read",
         why="On a mount over a network a signal makes a block of a tier unavailable.",
         file="ucm/native.c",
-        find="        if (file >= 0 || errno != EINTR) return file;\n",
-        replace="        return file;\n",
+        find="    while (file < 0 && errno == EINTR);\n",
+        replace="    while (0);\n",
         killers=(f"{_READING}::test_signal_that_comes_meanwhile_changes_nothing",),
     ),
     Mutant(
@@ -96,7 +97,39 @@ BELOW = (
         file="ucm/native.c",
         find="    if (!is_left) memcpy(target, source, nbytes);\n",
         replace="    memcpy(target, source, nbytes);\n    is_left = 0;\n",
-        killers=(f"{_GATE}::test_who_leaves_amid_a_native_read_gets_nothing_more",),
+        killers=(f"{_STRAIGHT}::test_who_leaves_amid_a_piece_gets_nothing_more",),
+    ),
+    Mutant(
+        name="straight_read_may_hang",
+        why="X-14: who leaves while a mount hangs waits for a read to its memory.",
+        file="ucm/native.c",
+        find="preadv2(file, parts, 2, 0, RWF_NOWAIT);",
+        replace="preadv2(file, parts, 2, 0, 0);",
+        killers=(f"{_STRAIGHT}::test_what_may_hang_goes_by_way_of_a_piece",),
+    ),
+    Mutant(
+        name="straight_read_for_nobody",
+        why="X-14: a read writes to a slot that is another block's by now.",
+        file="ucm/native.c",
+        find="    ssize_t got = atomic_load(&gate->is_left) ? 0 : preadv2",
+        replace="    ssize_t got = preadv2",
+        killers=(f"{_STRAIGHT}::test_who_has_left_gets_nothing_straight",),
+    ),
+    Mutant(
+        name="straight_read_is_not_waited_for",
+        why="A slot is given back while a thread just writes to it.",
+        file="ucm/native.c",
+        find="    atomic_fetch_add(&gate->num_touching, 1);\n    ssize_t got",
+        replace="    atomic_fetch_add(&gate->num_touching, 0);\n    ssize_t got",
+        killers=(f"{_STRAIGHT}::test_who_leaves_waits_for_what_is_read_straight",),
+    ),
+    Mutant(
+        name="half_a_header_is_a_place_to_go_on",
+        why="A header that came in parts is another one, and its block is garbage.",
+        file="ucm/native.c",
+        find="    if (place < header_bytes) place = 0;\n",
+        replace="",
+        killers=(f"{_STRAIGHT}::test_what_memory_has_not_comes_by_way_of_a_piece",),
     ),
     Mutant(
         name="native_copies_are_not_waited_for",
