@@ -23,6 +23,7 @@ from ucm.backends.files._writing import Given, PlainWriter, find_writer
 from ucm.backends.wrap import DeadlineBackend
 from ucm.testing import faults
 from ucm.testing.backend_contract import BLOCK, fetch_sound
+from ucm.testing.store_blocks import make_keys
 
 _HOOKED = Path(__file__).parents[1] / "kit" / "hooked.h"
 _INTERRUPTED = _HOOKED.with_name("interrupted.h")
@@ -205,6 +206,28 @@ class TestWriting:
     def test_what_is_to_outlast_power_is_flushed(self):
         """By the way that does."""
         assert isinstance(find_writer(native.LIBRARY, is_lasting=True), PlainWriter)
+
+
+@pytest.mark.asyncio
+async def test_call_has_several_files_for_each_thread(mount, tmp_path):
+    """As many as serve it best, by one native call each: what a call takes besides is for all of
+    them."""
+    backend, sizes = await open_files(tmp_path / "share"), []
+    write = backend._share._writer.write
+
+    class Writer:
+        """Knows how many were written by each call."""
+
+        def write(self, given, gate):
+            """Write."""
+            sizes.append(len(given))
+            return write(given, gate)
+
+    backend._share._writer = Writer()
+    keys = make_keys(backend.capabilities.batch_blocks)
+    assert {Verdict.DONE} == set(await put(backend, *keys))
+    assert [16] * 4 == sizes
+    await backend.aclose()
 
 
 class TestGate:

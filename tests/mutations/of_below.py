@@ -140,6 +140,16 @@ BELOW = (
         killers=(f"{_GATE}::test_who_leaves_waits_for_a_native_copy",),
     ),
     Mutant(
+        name="call_has_few_files_for_each_thread",
+        why="Small blocks go to a share by four times as many calls, each with two looks at it.",
+        file="ucm/backends/files/_backend.py",
+        find="_PART_BLOCKS = 16\n",
+        replace="_PART_BLOCKS = 4\n",
+        killers=(
+            "tests/backends/test_files_writing.py::test_call_has_several_files_for_each_thread",
+        ),
+    ),
+    Mutant(
         name="native_writer_overwrites_what_is_there",
         why="X-02: of two writers of a block the later one writes all of it again.",
         file="ucm/native.c",

@@ -42,6 +42,8 @@ _LARGEST_BLOCK = 1 << 30
 _OPENING_S = 5.0
 _PART_BYTES = 1 << 20
 """Of blocks that one thread reads or writes by one call, if it has more than one."""
+_PART_BLOCKS = 16
+"""For each thread in a call: each call has two looks at what others have there besides."""
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 
@@ -175,7 +177,7 @@ class FilesBackend(Backend):
             shared=True,
             durable=self._settings.durability.value,
             max_block_bytes=self._settings.max_block_bytes,
-            batch_blocks=4 * self._settings.threads,
+            batch_blocks=_PART_BLOCKS * self._settings.threads,
             in_flight=2,
             creates=True,
         )
