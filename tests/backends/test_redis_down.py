@@ -219,3 +219,30 @@ async def test_cluster_whose_majority_is_gone_is_a_tier_without_an_answer(tmp_pa
         while [PRESENT] * 24 != await place.breaker.exists(KEYS):
             place.now += 40.0
         assert (False, []) == (place.breaker.is_open, place.breaker.away)
+
+
+def unserve(place, start, stop):
+    """Have no server have these slots any more, and all know."""
+    for client in place.clients:
+        client.execute_command("CLUSTER", "DELSLOTSRANGE", start, stop)
+
+
+async def test_slots_that_nobody_has_cost_their_own_blocks_alone(tmp_path):
+    """R-63: what no server has is away; the tier is no silent one, and its servers are well."""
+    async with opened(tmp_path) as place:
+        unserve(place, 0, 16384 // 3 - 1)
+        for _ in range(9):
+            assert place.are(UNKNOWN, PRESENT) == await place.breaker.exists(KEYS)
+            got = [one.verdict for one, _ in await fetch(place.breaker, KEYS)]
+            assert place.are(NOTHING, DONE) == got
+            assert [DONE, NOTHING] == await place.breaker.put(place.fresh())
+        assert ([], [], []) == (place.told, place.backend.away, place.backend.refusing)
+
+
+async def test_cluster_without_any_slots_is_a_silent_tier(tmp_path):
+    """R-63: where no server has any block, it is not each block's own fault."""
+    async with opened(tmp_path) as place:
+        unserve(place, 0, 16383)
+        for _ in range(9):
+            assert {UNKNOWN} == {*await place.breaker.exists(KEYS)}
+        assert place.told

@@ -19,6 +19,7 @@ _LESS = f"{_AWAY}::test_server_that_stays_away_is_looked_for_ever_less_often"
 _ADVICE = "tests/backends/test_redis_advice.py"
 _DIALER = "tests/backends/test_redis_dialer.py"
 _READ = "tests/backends/test_redis_link.py"
+_DOWN = "tests/backends/test_redis_down.py"
 _CIRCUIT = "tests/backends/test_circuit.py"
 _NODE = (
     "tests/agent/test_node.py::TestMain::test_server_of_a_tier_that_is_away_is_named"
@@ -290,6 +291,22 @@ SERVERS = (
         find="round(nbytes / _TIMED_BYTES)",
         replace="-(-nbytes // _TIMED_BYTES)",
         killers=(f"{_READ}::test_request_has_time_for_what_it_moves",),
+    ),
+    Mutant(
+        name="slots_that_nobody_has_are_the_tiers_fault",
+        why="R-63: some slots without a server stop a tier that has all others.",
+        file=_SERVERS,
+        find="if is_unserved(told[at])]",
+        replace="if False]",
+        killers=(f"{_DOWN}::test_slots_that_nobody_has_cost_their_own_blocks_alone",),
+    ),
+    Mutant(
+        name="cluster_without_slots_is_well",
+        why="R-63: a tier that has nothing, and takes nothing, is asked for ever.",
+        file=_SERVERS,
+        find="self.circuit.is_well and self.serves",
+        replace="self.circuit.is_well",
+        killers=(f"{_DOWN}::test_cluster_without_any_slots_is_a_silent_tier",),
     ),
     Mutant(
         name="no_thread_is_a_bug",

@@ -31,6 +31,7 @@ __all__ = [
     "is_full",
     "is_refusal",
     "is_silence",
+    "is_unserved",
     "refused_by",
     "refuses",
 ]
@@ -42,6 +43,7 @@ ERRORS: Final = (RedisError, RedisClusterException, OSError, *_NONSENSE)
 _ELSEWHERE: Final = (AskError, TryAgainError, ClusterDownError)
 """redis-py's; that for MOVED is one of the first."""
 _DOWN: Final = "The cluster is down"
+_UNSERVED: Final = "Hash slot not served"
 _READS: Final = "only accepts read commands"
 """Behind it, of a server that is set to answer reads all the same."""
 
@@ -72,6 +74,11 @@ def is_down(answer: object) -> bool:
     That is what it sees: one that is cut off from most others says so, while these are well.
     """
     return isinstance(answer, ResponseError) and _DOWN in str(answer)
+
+
+def is_unserved(answer: object) -> bool:
+    """Return whether a server says that a block is no server's affair, while its cluster is well."""
+    return isinstance(answer, ResponseError) and _UNSERVED in str(answer)
 
 
 def is_elsewhere(answer: object) -> bool:

@@ -37,6 +37,7 @@ from ucm.backends._redis_answers import (
     is_elsewhere,
     is_refusal,
     is_silence,
+    is_unserved,
     refuses,
 )
 from ucm.backends._redis_dialer import Dialer
@@ -70,6 +71,8 @@ class _Server:
         """Of what it is asked; closed where it is the only one."""
         self.writes = Circuit(clock, longest_pause_s=_LONGEST_S)
         """Of what it is to take or to let go; closed likewise."""
+        self.serves = True
+        """Something of what it was asked last is a server's affair."""
         self.is_looked_for = False
         self.is_found = False
         """A call may try it."""
@@ -86,7 +89,8 @@ class _Server:
 
     def is_well(self, *, for_writes: bool) -> bool:
         """Return whether it had an answer for the last who asked."""
-        return self.circuit.is_well and (self.writes.is_well or not for_writes)
+        is_well = self.circuit.is_well and self.serves
+        return is_well and (self.writes.is_well or not for_writes)
 
 
 _is_away = operator.attrgetter("is_away")
@@ -188,6 +192,8 @@ class Servers:
                 answers = await _ask_to_take(server, ask, spares=spares_writes)
             else:
                 answers = await ask()
+            if server is not None:
+                server.serves = not all(map(is_unserved, answers or [None]))
             for at, answer in zip(mine, answers or [_NOBODYS] * len(mine), strict=True):
                 told[at] = answer
 
@@ -199,6 +205,7 @@ class Servers:
             if is_silence(told[at]) or (are_writes and is_refusal(told[at]))
         ]
         lost = [at for at in lost if at not in nobodys]
+        lost += [at for at in failures(told) if is_unserved(told[at])]
         if lost and not self._are_all(
             lambda one: not one.is_well(for_writes=are_writes)
         ):
