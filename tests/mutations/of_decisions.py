@@ -187,8 +187,8 @@ DECISIONS = (
         name="saved_twice_at_once",
         why="Two tickets write one block, and one of them waits for slots in vain.",
         file="ucm/scheduler/transfers.py",
-        find="if saving.isdisjoint(hashes) and len(set(hashes)) == len(hashes):",
-        replace="if True:",
+        find="if not saving.isdisjoint(hashes) or len(set(hashes)) < len(hashes):",
+        replace="if False:",
         killers=(f"{_SAVES}::test_block_that_another_ticket_writes_is_left_to_it",),
     ),
     Mutant(
@@ -246,8 +246,8 @@ DECISIONS = (
         name="hit_inside_a_block",
         why="A hit ends inside a block of another group, which was never stored.",
         file=_MATCHING,
-        find="top = stored * size // self._align * self._align",
-        replace="top = stored * size",
+        find="top = start * size // self._align * self._align",
+        replace="top = start * size",
         killers=(f"{_MATCHER}::test_match_equals_the_definition",),
     ),
     Mutant(

@@ -183,6 +183,8 @@ class SchedulerAdapter:
             return match.declined(why, *asked)
         room = self._queued_loads.room_tokens(request_id)
         limit = min(room, wishes.most_loaded)
+        if limit >= num_tokens:  # as without a limit
+            return match.match(*asked, self._transfers.denied)
         most = match.within(num_tokens, computed_tokens, limit)
         found = match.match(most, hashes, computed_tokens, self._transfers.denied)
         if most == num_tokens or not found.is_whole:

@@ -258,44 +258,30 @@ class PrefixMatcher:
         computed_tokens: int,
         denied: Collection[DeniedKey],
     ) -> tuple[int, _At]:
-        """Return the longest length up to *top* that every full group allows, and why."""
-        missing: _At = None
-        for group in self._full:
-            size = group.block_tokens
-            stored = self._end_of_stored(
-                group, hashes, computed_tokens // size, top // size, denied
-            )
-            if stored < top // size:
-                missing = group, stored
-            top = stored * size // self._align * self._align
-            if top <= computed_tokens:
-                break
-        return top, missing
-
-    def _end_of_stored(
-        self,
-        group: GroupLayout,
-        hashes: Sequence[bytes],
-        start: int,
-        stop: int,
-        denied: Collection[DeniedKey],
-    ) -> int:
         """
-        Return the first of blocks *start* to *stop* that misses on a shard, or *stop*.
+        Return the longest length up to *top* that every full group allows, and why.
 
         The first look is a short one: most prompts that are new differ at once.
         """
-        num_shards, num_keys = len(self._shards), _FIRST_LOOK
-        while start < stop:
-            end = min(start + max(1, num_keys // num_shards), stop)
-            wanted = self.layout.hashes_of(group, hashes, start, end)
-            if denied:
-                wanted = _before_first(denied, group, wanted)
-            start += self._index.match(self.keys_of(group, wanted)) // num_shards
-            if start < end:
+        missing: _At = None
+        num_shards = len(self._shards)
+        for group in self._full:
+            size = group.block_tokens
+            start, stop, num_keys = computed_tokens // size, top // size, _FIRST_LOOK
+            while start < stop:
+                end = min(start + max(1, num_keys // num_shards), stop)
+                wanted = self.layout.hashes_of(group, hashes, start, end)
+                if denied:
+                    wanted = _before_first(denied, group, wanted)
+                start += self._index.match(self.keys_of(group, wanted)) // num_shards
+                if start < end:
+                    missing = group, start
+                    break
+                num_keys = min(_GROWTH * num_keys, _LONGEST_LOOK)
+            top = start * size // self._align * self._align
+            if top <= computed_tokens:
                 break
-            num_keys = min(_GROWTH * num_keys, _LONGEST_LOOK)
-        return start
+        return top, missing
 
     def _walk_windows(
         self,

@@ -139,8 +139,12 @@ class Misses:
             return Miss(reason, {"text": text}, block)
         try:
             parts = self._index.fates(keys)
-            gone = [each for each in parts if each.fate is not Fate.STORED]
-            reason, detail = self._reason(block, gone[0] if gone else parts[0])
+            told = parts[0]
+            for each in parts:
+                if each.fate is not Fate.STORED:
+                    told = each
+                    break
+            reason, detail = self._reason(block, told)
             if reason is MissReason.NEVER_OFFERED and not match.tokens:
                 differs = elsewhere(keys[0])
                 if differs is not None:
@@ -159,11 +163,14 @@ class Misses:
         detail: dict[str, object] = {}
         if known is not None:
             detail = {"text": known[0].detail, "age_s": round(known[1], 3)}
-        if (group_id, block_hash) in transfers.denied:
+        if transfers.denied and (group_id, block_hash) in transfers.denied:
             is_corrupt = known is not None and known[0].reason is MissReason.CORRUPT
             return MissReason.CORRUPT if is_corrupt else MissReason.DENIED, detail
         if transfers.is_saving(group_id, block_hash):
             return MissReason.NOT_COMMITTED, {"text": "this engine is saving it"}
+        if told.fate is Fate.NEVER:  # nearly always
+            reason = MissReason.NEVER_OFFERED if known is None else known[0].reason
+            return reason, detail
         if told.fate is Fate.WRITING:
             return MissReason.NOT_COMMITTED, {"text": "it is being written"}
         if told.fate is Fate.STORED:
@@ -174,6 +181,4 @@ class Misses:
             return _GONE[told.fate], detail
         if known is not None:
             return known[0].reason, detail
-        if told.fate is Fate.UNKNOWN:
-            return MissReason.UNKNOWN, {"text": "the store keeps no such things"}
-        return MissReason.NEVER_OFFERED, {}
+        return MissReason.UNKNOWN, {"text": "the store keeps no such things"}

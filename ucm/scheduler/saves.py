@@ -166,7 +166,7 @@ class SaveSelector:
             life.advance(self._layout, look, decoded, self._stored)
         left: list[tuple[GroupId, Run]] = []
         for group_id, run in life.rest(self._layout, end, self._decoded):
-            mine = self._transfers.unclaimed(group_id, run)
+            mine = self._transfers.claim(group_id, run, is_saved=False)
             left += zip(itertools.repeat(group_id), mine, strict=False)
         if left:
             self._endings.add(Ending(life, left))
@@ -382,7 +382,7 @@ class SaveSelector:
         offered = [
             run
             for run in life.offered(self._layout, at, request)
-            if self._transfers.unclaimed(group_id, run)
+            if self._transfers.claim(group_id, run, is_saved=False)
             and self._decoded.saves_up_to(
                 (run.start + 1) * group.block_tokens, request.prompt_tokens
             )

@@ -176,8 +176,8 @@ class OpenTransfers:
             ids += run.block_ids
             hashes += run.hashes
             last = stay.moment - (run.start + num_blocks - 1) * size
-            life = stay.request_id, stay.generation
-            owners.append(Owner(*life, num_blocks, last, stay.tenant))
+            told = stay.request_id, stay.generation, num_blocks, last, stay.tenant
+            owners.append(tuple.__new__(Owner, told))  # its own is a call of Python
         return self._open_one(
             TransferKind.SAVE, tuple(owners), group.group_id, tuple(ids), hashes
         )
@@ -299,21 +299,24 @@ class OpenTransfers:
             self._close(entry)
         return [entry.order.transfer_id for entry in entries]
 
-    def claim(self, group_id: int, run: Run) -> list[Run]:
-        """Have the next ``open_saves`` save what no ticket writes; return that."""
-        mine, saving = self.unclaimed(group_id, run), self._saving[group_id]
-        for each in mine:
-            saving.update(each.hashes)
-        return mine
+    def claim(self, group_id: int, run: Run, *, is_saved: bool = True) -> list[Run]:
+        """
+        Return what of a run no ticket writes, or is about to be opened for.
 
-    def unclaimed(self, group_id: int, run: Run) -> list[Run]:
-        """Return what of a run no ticket writes, or is about to be opened for."""
+        The next ``open_saves`` saves it, unless it *is_saved* later, or never.
+        """
         saving, hashes = self._saving[group_id], run.hashes
-        if saving.isdisjoint(hashes) and len(set(hashes)) == len(hashes):
-            return [run]
-        first = {each: at for at, each in reversed(list(enumerate(hashes)))}
-        taken = (each in saving or first[each] < at for at, each in enumerate(hashes))
-        return list(run.without(taken))
+        mine = [run]
+        if not saving.isdisjoint(hashes) or len(set(hashes)) < len(hashes):
+            first = {each: at for at, each in reversed(list(enumerate(hashes)))}
+            taken = (
+                each in saving or first[each] < at for at, each in enumerate(hashes)
+            )
+            mine = list(run.without(taken))
+        if is_saved:
+            for each in mine:
+                saving.update(each.hashes)
+        return mine
 
     def is_saving(self, group_id: int, block_hash: bytes) -> bool:
         """Return whether a ticket writes the block, or is about to be opened for it."""

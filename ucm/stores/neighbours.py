@@ -59,7 +59,8 @@ class Neighbours:
         Raises:
             StoreUnavailableError: The store did not answer.
         """
-        self._ask()
+        if (now := self._threads.monotonic()) >= self._read_at + _READ_EVERY_S:
+            self._ask(now)
         others, own = self._others, self._own
         if own is None or not others:
             return None
@@ -74,13 +75,11 @@ class Neighbours:
         self._is_closed = True
         return self._aside.close(_CLOSE_TIMEOUT_S)
 
-    def _ask(self) -> None:
-        """Have descriptions read anew, unless they were a short time ago."""
-        now = self._threads.monotonic()
-        if self._is_closed or now < self._read_at + _READ_EVERY_S:
-            return
-        self._read_at = now
-        self._aside.put(True)
+    def _ask(self, now: float) -> None:
+        """Have descriptions read anew, as they were not for a while."""
+        if not self._is_closed:
+            self._read_at = now
+            self._aside.put(True)
 
     def _read(self) -> None:
         own = self._own

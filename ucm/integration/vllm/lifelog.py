@@ -72,17 +72,17 @@ class LifeLog:
             self.looked_up(request)
         if not record.lives:
             record.computed_tokens = lookup.computed_tokens
-        if lookup.miss is not None:
-            self._missed(record, lookup, lookup.miss)
+        if (miss := lookup.miss) is None:
+            return
+        if not record.miss:  # a request's first one is kept
+            record.miss = miss.reason
+            record.first_missing = None if miss.block is None else miss.block.at
+        if self._tells_misses:
+            self._missed(record, lookup, miss)
 
     def _missed(self, record: Record, lookup: Lookup, miss: Miss) -> None:
-        """Tell why a look-up fell short; a request's first one is kept."""
+        """Tell why a look-up fell short."""
         block = miss.block
-        if not record.miss:
-            record.miss = miss.reason
-            record.first_missing = None if block is None else block.at
-        if not self._tells_misses:
-            return
         first: dict[str, Any] = {}
         if block is not None:
             group_id = block.group.group_id

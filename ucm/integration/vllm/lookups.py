@@ -94,6 +94,8 @@ class Lookups:
         self._paying = paying
         self._counters = counters
         self._lookups: dict[str, Lookup] = {}
+        self.has_limits = False
+        """Whether the engine has ever shown that it has no room for all."""
         self._offered: Lookup | None = None
         """What has a hit since the last step, and no blocks yet."""
         self._refused = 0, 0.0
@@ -149,7 +151,7 @@ class Lookups:
         since = since if steps else now
         self._refused = steps + 1, since
         if steps >= _REFUSED_STEPS and now - since >= _REFUSED_S:
-            offered.most = match.tokens * 7 // 8
+            offered.most, self.has_limits = match.tokens * 7 // 8, True
             self._refused = 0, now
 
     def decided(

@@ -195,7 +195,9 @@ class SchedulerHalf:
         request_id, tiers = request.request_id, self._tiers
         hashes = self._adapters.hashes_of(request)
         wishes = self.running.wishes_of(request)
-        most = self._lookups.within(request_id, wishes)
+        most = wishes
+        if self._lookups.has_limits:
+            most = self._lookups.within(request_id, wishes)
         if tiers.are_there:
             most = tiers.within_reach(request_id, computed_tokens, most)
         match = self._adapter.match_prefix(

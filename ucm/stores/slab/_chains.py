@@ -183,6 +183,21 @@ class Chains:
             slot = self._nexts[slot]
         return NO_SLOT
 
+    def find_one(self, key: PackedKey, seed: int) -> tuple[int, int]:
+        """
+        Return the linked slot of one key, ``NO_SLOT`` without one, and the key's hash.
+
+        Raises:
+            KeyFormatError: It is longer than any packed key.
+        """
+        if len(key) > _MAX_KEY_BYTES:
+            raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
+        found = xxh3_64_intdigest(key, seed)
+        slot = self._heads[found & (len(self._heads) - 1)]
+        if slot != NO_SLOT:  # most keys that are looked up are new
+            slot = self.find_field(key + _PADDINGS[len(key)], found)
+        return slot, found
+
     def look(self, batch: KeyBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """
         Find the linked slot of each key.

@@ -32,6 +32,8 @@ _MOST: Final = 1 << 20
 _KEPT: Final = (Fate.EVICTED, Fate.FORGOTTEN, Fate.CLEARED, Fate.CORRUPT)
 _CODES: Final = {fate: code for code, fate in enumerate(_KEPT, start=1)}
 _NS_PER_MS: Final = 1_000_000
+_UNKNOWN: Final = Told(Fate.UNKNOWN)
+_NEVER: Final = Told(Fate.NEVER)
 
 
 def fates_nbytes(num_slots: int) -> int:
@@ -72,10 +74,10 @@ class Fates:
     def of(self, fingerprint: int, now_ns: int) -> Told:
         """Return what became of a block that is not there."""
         if (sketch := self._usable()) is None:
-            return Told(Fate.UNKNOWN)
+            return _UNKNOWN
         found = sketch.get(fingerprint)
         if found is None or not 1 <= found[0] <= len(_KEPT):
-            return Told(Fate.NEVER)
+            return _NEVER
         code, moment_ms = found
         return Told(_KEPT[code - 1], max(0, now_ns // _NS_PER_MS - moment_ms) / 1000)
 

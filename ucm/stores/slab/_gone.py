@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from ucm.blocks import PackedKey
 from ucm.fates import Fate, Told
-from ucm.stores.slab._chains import NO_SLOT, pack_one
+from ucm.stores.slab._chains import NO_SLOT
 from ucm.stores.slab._fates import Fates
 from ucm.stores.slab._layout import COMMITTED, IndexLayout, Word
 from ucm.stores.slab._used import Used
@@ -42,8 +42,7 @@ class Gone(Used):
 
     def fate_of(self, key: PackedKey) -> Told:
         """Return what has become of one key: a hint, takes no lock."""
-        field, found = pack_one(key, self.seed)
-        slot = self.chains.find_field(field, found)
+        slot, found = self.chains.find_one(key, self.seed)
         if slot == NO_SLOT:
             return self.fates.of(found, time.monotonic_ns())
         is_there = self.states[slot] == COMMITTED

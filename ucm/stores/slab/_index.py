@@ -171,11 +171,11 @@ class SlotIndex(Gone):
 
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; a hint."""
-        field, found = pack_one(key, self.seed)
         version = self.words[_VERSION]
-        slot = self.chains.find_field(field, found)
+        slot, found = self.chains.find_one(key, self.seed)
         is_there = slot != NO_SLOT and self.states[slot] == COMMITTED
         if version & 1 or self.words[_VERSION] != version:
+            field, found = pack_one(key, self.seed)
             seen = self._glance(lambda: self._look_up_one(field, found))
             slot, is_there = int(seen.slots[0]), bool(seen.committed[0])
         return slot if is_there else NO_SLOT

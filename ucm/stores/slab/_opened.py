@@ -159,6 +159,19 @@ class OpenedSlab:
                 "to use what is there now"
             )
 
+    def check_index(self) -> None:
+        """
+        Make sure of what ``check`` does for a look-up; at once where all is well.
+
+        Raises:
+            StoreUnavailableError: As ``check`` does.
+        """
+        _, fd, nbytes, _ = self._files[0]
+        is_well = self.is_open and not self._lost and os.getpid() == self._pid
+        is_well = is_well and time.monotonic() < self._look_at
+        if not is_well or seek(fd, 0, os.SEEK_END) < nbytes:
+            self.check(of_index=True)
+
     def check_paths(self) -> None:
         """
         Make sure of all that ``check`` does, and of the paths now.

@@ -205,7 +205,7 @@ class SlabStore(Store):
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
-        self._slab.check(of_index=True)
+        self._slab.check_index()
         few, slot_of = keys if len(keys) <= _FEW else keys[:1], self._slab.index.slot_of
         for at, key in enumerate(few):
             if slot_of(key) == NO_SLOT:
@@ -220,14 +220,14 @@ class SlabStore(Store):
 
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Return for each key whether it is committed; takes no lock."""
-        self._slab.check(of_index=True)
+        self._slab.check_index()
         return [
             each for seen in self._look_up(keys) for each in seen.committed.tolist()
         ]
 
     def fates(self, keys: Sequence[PackedKey]) -> list[Told]:
         """Return what has become of blocks, for people; takes no lock."""
-        self._slab.check(of_index=True)
+        self._slab.check_index()
         return list(map(self._slab.index.fate_of, keys))
 
     def everywhere(self, keys: Sequence[PackedKey]) -> list[bool]:
@@ -240,7 +240,7 @@ class SlabStore(Store):
 
     def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
         """Mark blocks as used, see ``Store``; takes no lock."""
-        self._slab.check(of_index=True)
+        self._slab.check_index()
         index = self._slab.index
         moments = index.stamps_of(uses, len(keys))
         if len(keys) <= _FEW:
