@@ -50,7 +50,7 @@ COMPANY = (
         name="small_saves_never_wait",
         why="R-18: each step of an engine that decodes costs the workers a ticket.",
         file=_SAVES,
-        find="        self._goes = self._company.goes(step, self._now) or hurries\n",
+        find="        self._goes = self._company.goes(step, self._transfers.denied.now) or hurries\n",
         replace="        self._goes = True\n",
         killers=(f"{_WAITING}::test_few_blocks_of_several_steps_share_a_ticket",),
     ),

@@ -127,8 +127,8 @@ DOORS = (
         name="preemption_not_passed_on",
         why="A request that comes back is taken for the one that lost its blocks.",
         file="ucm/integration/vllm/running.py",
-        find="for request_id in preempted or ()",
-        replace="for request_id in ()",
+        find="self._known_tokens(preempted) if preempted else {}",
+        replace="{}",
         killers=(f"{_ORDERS}::TestHolds::test_preempted_request_defers_nothing",),
     ),
     Mutant(

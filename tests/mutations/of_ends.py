@@ -102,8 +102,8 @@ ENDS = (
         name="answer_counts_as_prompt_in_the_next_turn",
         why="A consumer never saves the answers of a session whose input streams.",
         file=_LIVES,
-        find="prompt, began = request.prompt_tokens, self.record.prompt_tokens",
-        replace="prompt = began = request.prompt_tokens",
+        find="layout.groups, self.record.prompt_tokens, *tokens",
+        replace="layout.groups, request.prompt_tokens, *tokens",
         killers=(
             f"{_TURNS}::test_answers_of_a_session_are_saved_although_they_are_prompt_of_its_next_turn",
             f"{_TURNS}::test_answer_of_a_turn_is_saved_after_a_preemption_in_the_next",

@@ -18,8 +18,8 @@ WAYS = (
         name="consumer_saves_prompts",
         why="A decode engine fills the slab with prompts that the producer has saved.",
         file=_DECODED,
-        find="return [prompt_tokens // group.block_tokens for group in groups]",
-        replace="return [0] * len(groups)",
+        find="[began // group.block_tokens for group in groups]",
+        replace="[0] * len(groups)",
         killers=(
             f"{_BACK}::test_only_blocks_behind_the_prompt_are_saved",
             f"{_BACK}::test_prompt_in_pieces_is_passed_over",
@@ -30,8 +30,8 @@ WAYS = (
         name="consumer_forgets_where_the_prompt_ends",
         why="The block in which the prompt ends is never saved, and nothing behind it hit.",
         file=_DECODED,
-        find="return [prompt_tokens // group.block_tokens for group in groups]",
-        replace="return [-(-prompt_tokens // group.block_tokens) for group in groups]",
+        find="[began // group.block_tokens for group in groups]",
+        replace="[-(-began // group.block_tokens) for group in groups]",
         killers=(
             f"{_BACK}::test_only_blocks_behind_the_prompt_are_saved",
             f"{_ROLES}::test_consumer_saves_what_it_decodes_if_it_may[True-2]",

@@ -271,7 +271,8 @@ class SchedulerAdapter:
         saves = select(facts, lives, step)
         if self.foreign.bad:
             self.foreign.look_again(facts, lives)
-        self.records.ordered(saves)
+        if saves:
+            self.records.ordered(saves)
         self._lives.looked_at(zip(facts.scheduled, lives, strict=True))
         deferred = self._deferrals.take()
         self._cut_plans += bool(unfinished or self._deferrals.num_new)
@@ -284,7 +285,7 @@ class SchedulerAdapter:
             saves=saves,
             fences=readers.fenced,
             overwritten=readers.overwritten,
-            lost=cut_lost(readers.lost),
+            lost=cut_lost(readers.lost) if readers.lost else {},
             deferred=deferred,
             is_idle=facts.is_idle,
         )

@@ -203,6 +203,8 @@ class LoadQueue:
         Returns:
             The orders, and the request of which some are left over, or an empty text.
         """
+        if not self._orders:
+            return (), ""
         taken, cut = self._cut()
         loads, self._orders = tuple(self._orders[:taken]), self._orders[taken:]
         self._blocks = self._nbytes = 0

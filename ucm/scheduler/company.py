@@ -37,10 +37,11 @@ class Company:
         seconds: How long it waits at most. If either is 0 nothing ever waits.
     """
 
-    __slots__ = ("_lives", "_most", "_nbytes", "_plan", "_seconds", "_since")
+    __slots__ = ("_lives", "_nbytes", "_plan", "_seconds", "_since", "most")
 
     def __init__(self, nbytes: int, seconds: float) -> None:
-        self._most, self._seconds = (nbytes if seconds else 0), seconds
+        self.most, self._seconds = (nbytes if seconds else 0), seconds
+        """What is less of one request is worth waiting."""
         self._lives: dict[tuple[str, int], Life] = {}
         self._nbytes = 0
         self._plan = 0, 0.0
@@ -52,10 +53,6 @@ class Company:
         lives = list(self._lives.values())  # at once, whatever the scheduler does
         return sum(life.is_waiting for life in lives)
 
-    def takes(self, nbytes: int) -> bool:
-        """Return whether so much of one request is worth waiting."""
-        return nbytes < self._most
-
     def add(self, nbytes: int) -> None:
         """Take note that so much more waits, be it of a request that ended."""
         self._nbytes += nbytes
@@ -64,7 +61,8 @@ class Company:
     def put(self, life: Life, group_id: GroupId, run: Run, nbytes: int) -> None:
         """Let blocks of a life wait, which are so much."""
         self._lives[life.key] = life
-        self.add(nbytes)
+        self._nbytes += nbytes
+        self._since = self._since or self._plan
         for at, (other, before) in enumerate(life.queued):
             if other == group_id and before.at.stop == run.start:
                 life.queued[at] = group_id, before.then(run)
@@ -76,7 +74,7 @@ class Company:
         self._plan = step, now
         if self._since is None:
             return False
-        if self._nbytes >= self._most:
+        if self._nbytes >= self.most:
             return True
         since, began = self._since
         return step - since >= MOST_STEPS or now - began >= self._seconds

@@ -82,11 +82,28 @@ class Decoded:
         """Return whether a request of so many tokens is not worth saving yet."""
         return max(tokens, prompt_tokens) < self.shortest
 
-    def first(self, groups: Sequence[GroupLayout], prompt_tokens: int) -> list[int]:
-        """Return by group the first block ever saved of a request that began with a prompt."""
-        if self.prompts:
-            return [0] * len(groups)
-        return [prompt_tokens // group.block_tokens for group in groups]
+    def first(
+        self, groups: Sequence[GroupLayout], began: int, prompt: int, computed: int
+    ) -> tuple[list[int], int]:
+        """
+        Return what is known at the first look at a request.
+
+        Args:
+            groups: Of the engine.
+            began: Tokens of the prompt with which it began.
+            prompt: Those of its prompt now.
+            computed: Its tokens that are there.
+
+        Returns:
+            By group the first block that is ever saved, and how many tokens do not wait:
+            computed ones neither.
+        """
+        cursors = [0] * len(groups)
+        if not self.prompts:
+            cursors = [began // group.block_tokens for group in groups]
+        if computed > prompt and self.saves_all(computed, prompt):
+            prompt = computed
+        return cursors, prompt
 
     def cut(
         self, group: GroupLayout, prompt_tokens: int, start: int, complete: int
@@ -109,11 +126,6 @@ class Decoded:
         span, first = self.span_blocks[group.group_id], max(start, prompt)
         stop = first + (complete - first) // span * span
         return stop, (stop + span) * group.block_tokens
-
-    def there(self, prompt_tokens: int, computed_tokens: int) -> int:
-        """Return how many tokens do not wait at the first look: computed ones neither."""
-        saves_all = self.saves_all(computed_tokens, prompt_tokens)
-        return max(prompt_tokens, computed_tokens) if saves_all else prompt_tokens
 
     def saves_up_to(self, tokens: int, prompt_tokens: int) -> bool:
         """Return whether the block that ends with so many tokens is ever saved."""

@@ -141,6 +141,8 @@ class Deferrals:
 
     def take(self) -> tuple[Deferral, ...]:
         """Take what a plan tells, as far as it has room."""
+        if not self._new:
+            return ()
         deferred, self._new = cut_deferrals(self._new)
         return deferred
 

@@ -156,16 +156,17 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
             stored: Tells of blocks of a group whether they are stored.
         """
         if first_look := self.cursors is None:
-            prompt, began = request.prompt_tokens, self.record.prompt_tokens
-            self.cursors = decoded.first(layout.groups, began)
+            tokens = request.prompt_tokens, request.computed_tokens
+            self.cursors, self.prompt_tokens = decoded.first(
+                layout.groups, self.record.prompt_tokens, *tokens
+            )
             self.pending = tuple(map(list, ((),) * len(layout.groups)))
-            self.prompt_tokens = decoded.there(prompt, request.computed_tokens)
-        self.due = NEVER_DUE
+        self.due, whole = NEVER_DUE, self._whole_tokens(layout, request)
         for at, group in enumerate(layout.groups):
             if group.kind is GroupKind.STATE:
                 continue
             start = self.cursors[at]
-            complete = max(start, self._complete(layout, group.block_tokens, request))
+            complete = max(start, whole // group.block_tokens)
             stop, due = decoded.cut(group, self.prompt_tokens, start, complete)
             if due <= self.most_saved:
                 self.due = min(self.due, due)
@@ -175,7 +176,12 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
             computed = min(request.computed_tokens // group.block_tokens, stop)
             if first_look and self.starts_at_computed:
                 start = max(start, computed)
-            runs = self._own(at, request.tables[at], start, stop)
+            table = request.tables[at]
+            runs = (
+                self._own(at, table, start, stop)
+                if self.external
+                else there(table, range(start, stop))
+            )
             if first_look and computed > start:
                 old = [i for run in runs for i in run if i < computed]
                 hashes = [request.hashes[layout.hash_index(group, i)] for i in old]
@@ -193,7 +199,11 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
-            runs = self._own(at, table, cursor, complete)
+            runs = (
+                self._own(at, table, cursor, complete)
+                if self.external
+                else there(table, range(cursor, complete))
+            )
             if self.queued or self.pending[at]:
                 mine = [run.at for of, run in self.queued if of == group.group_id]
                 mine += self.pending[at]
@@ -229,15 +239,13 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
             tokens = self.prompt_tokens
         return min(tokens // group.block_tokens, len(end.tables[at]))
 
-    def _complete(self, layout: KVLayout, size: int, request: ScheduledRequest) -> int:
-        """Return how many blocks are full after the step, have a hash and may be saved."""
+    def _whole_tokens(self, layout: KVLayout, request: ScheduledRequest) -> int:
+        """Return within how many tokens blocks are full after the step, have a hash and may be saved."""
         hashed = len(request.hashes) * layout.hash_block_tokens
-        return min(request.end_tokens, hashed, self.most_saved) // size
+        return min(request.end_tokens, hashed, self.most_saved)
 
     def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
         """Return blocks of the *at*-th group that there are and that were not loaded."""
-        if not self.external:
-            return there(table, range(start, stop))
         loaded = self.external[at]
         before = range(start, min(stop, loaded.start))
         behind = range(max(start, loaded.stop), stop)
@@ -254,7 +262,7 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         """
         group = layout.groups[at]
         loaded = self.external[at] if self.external else range(0)
-        complete = self._complete(layout, group.block_tokens, request)
+        complete = self._whole_tokens(layout, request) // group.block_tokens
         blocks = {}
         for offer in request.states:
             index, rest = divmod(offer.boundary_tokens, group.block_tokens)
@@ -354,7 +362,8 @@ class Lives:
         life.record.prompt_tokens = life.record.prompt_tokens or request.prompt_tokens
         if not life.was_scheduled:
             life.was_scheduled = True
-            for at, group in enumerate(layout.groups if transfers.filling else ()):
+            reads = request.computed_tokens and transfers.filling
+            for at, group in enumerate(layout.groups if reads else ()):
                 # An engine that loads while it computes shares these at once.
                 life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
         return life

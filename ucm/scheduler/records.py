@@ -174,7 +174,7 @@ class Records:
             for name, generation, own, _, _ in owners:
                 if (record := of_life.get((name, generation))) is not None:
                     record.save_over(own, min(stored, own) if is_known else None)
-                    if record.is_settled:
+                    if record.is_over and record.is_settled:
                         self._settle(record)
 
     def ended(self, request_id: str, *, is_deferred: bool) -> None:
@@ -183,7 +183,7 @@ class Records:
         if record is not None:
             record.is_over, record.is_deferred = True, is_deferred
             self._closing.setdefault(request_id, []).append(record)
-            if record.is_settled:
+            if not is_deferred and record.is_settled:
                 self._settle(record)
 
     def freed(self, request_ids: Iterable[str]) -> None:

@@ -201,7 +201,7 @@ class SaveSelector:
             min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
         )
         hurries = facts.is_idle or self._decoded.hurries
-        self._goes = self._company.goes(step, self._now) or hurries
+        self._goes = self._company.goes(step, self._transfers.denied.now) or hurries
         if self._goes:
             self._take_those_who_wait()
         for request, life in zip(facts.scheduled, lives, strict=True):
@@ -343,7 +343,7 @@ class SaveSelector:
         if group.kind is not GroupKind.FULL:
             return False
         size = self._nbytes[group.group_id]
-        if self._goes or not self._company.takes(sum(map(len, pending)) * size):
+        if self._goes or sum(map(len, pending)) * size >= self._company.most:
             self._take_left(life.stay, life.queued, is_over=False)  # comes before
             return False
         for blocks in pending:

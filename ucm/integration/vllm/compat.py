@@ -323,9 +323,8 @@ def hit_source(name: str) -> Any:  # noqa: ANN401 - vLLM's CacheHitSource
 def overwritten_blocks(output: Any) -> frozenset[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
     """Return the blocks that the engine clears or copies onto before a step."""
     copies = getattr(output, "kv_cache_block_copies", None) or ()
-    return frozenset(output.new_block_ids_to_zero or ()).union(
-        copy.dst_block_id for copy in copies
-    )
+    zeroed = frozenset(output.new_block_ids_to_zero or ())
+    return zeroed.union(copy.dst_block_id for copy in copies) if copies else zeroed
 
 
 StateOffers = Mapping[str, Sequence[tuple[int, int, int]]]

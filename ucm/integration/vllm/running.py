@@ -12,7 +12,7 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, overload
 
 from ucm.integration.vllm.adapters import Adapters
@@ -129,11 +129,8 @@ class Running:
             return None  # who writes which blocks matters to who reads them
         return StepFacts(
             scheduled=tuple(self._looked_at(output, due, resolve, offers)),
-            preempted={
-                request_id: self._known_tokens(request_id)
-                for request_id in preempted or ()
-            },
-            allocated=self._allocated(output),
+            preempted=self._known_tokens(preempted) if preempted else {},
+            allocated=self._allocated(output) if self._adapter.holds_blocks else (),
             overwritten=overwritten_blocks(output),
             is_idle=is_idle,
         )
@@ -146,14 +143,8 @@ class Running:
         self.own.pop(request_id, None)
         _, wishes = self._wishes.pop(request_id, _NOBODY)
         request = self._requests.pop(request_id, None)
-        return None if request is None else self._ended(request, tables, wishes)
-
-    def _ended(
-        self,
-        request: Any,  # noqa: ANN401 - vLLM's Request
-        tables: Sequence[Sequence[int]],
-        wishes: Wishes,
-    ) -> RequestEnd:
+        if request is None:
+            return None
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
             known_tokens=request.num_tokens,
@@ -241,12 +232,10 @@ class Running:
 
     def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
         """
-        Return the blocks that running requests were given, if it matters to a save.
+        Return the blocks that running requests were given; it matters to saves.
 
         A resumed one tells all its blocks, also those that it only reads: see ``_facts``.
         """
-        if not self._adapter.holds_blocks:
-            return []
         cached = output.scheduled_cached_reqs
         return [
             block_id
@@ -259,7 +248,12 @@ class Running:
             for block_id in table
         ]
 
-    def _known_tokens(self, request_id: str) -> int:
-        """Return how many tokens a request had computed, or was about to."""
-        request = self._requests.get(request_id)
-        return 0 if request is None else request.num_tokens - 1
+    def _known_tokens(self, request_ids: Iterable[str]) -> dict[str, int]:
+        """Return how many tokens requests had computed, or were about to."""
+        known = {
+            request_id: self._requests.get(request_id) for request_id in request_ids
+        }
+        return {
+            request_id: 0 if request is None else request.num_tokens - 1
+            for request_id, request in known.items()
+        }
