@@ -67,8 +67,8 @@ SCHED = (
         name="failed_worker_leaves_endings",
         why="Blocks of requests that ended stay with the engine while others decode.",
         file="ucm/scheduler/adapter.py",
-        find="            self._bypass = True\n            self._selector.drop_endings()\n",
-        replace="            self._bypass = True\n",
+        find="            self.bypass = True\n            self._selector.drop_endings()\n",
+        replace="            self.bypass = True\n",
         killers=(
             "tests/scheduler/test_quiet.py::test_requests_of_a_failed_worker_are_let_go_by_the_next_plan",
         ),

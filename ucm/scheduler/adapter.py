@@ -127,13 +127,9 @@ class SchedulerAdapter:
         self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
-        self._bypass, self._saves_at_all = False, saves
-        self._epoch = self._cut_plans = 0
-
-    @property
-    def bypass(self) -> bool:
+        self._saves_at_all, self.bypass = saves, False
         """Whether a worker's runtime has failed, so that nothing new is started."""
-        return self._bypass
+        self._epoch = self._cut_plans = 0
 
     @property
     def is_idle(self) -> bool:
@@ -178,7 +174,7 @@ class SchedulerAdapter:
             wishes: What the request asks of the store.
         """
         match, asked = self._matcher, (num_tokens, hashes, computed_tokens)
-        why = MatchReason.BYPASS if self._bypass else self._lives.declines(request_id)
+        why = MatchReason.BYPASS if self.bypass else self._lives.declines(request_id)
         if why is not None:
             return match.declined(why, *asked)
         room = self._queued_loads.room_tokens(request_id)
@@ -271,8 +267,7 @@ class SchedulerAdapter:
         saves = select(facts, lives, step)
         if self.foreign.bad:
             self.foreign.look_again(facts, lives)
-        if saves:
-            self.records.ordered(saves)
+        self.records.ordered(saves)
         self._lives.looked_at(zip(facts.scheduled, lives, strict=True))
         deferred = self._deferrals.take()
         self._cut_plans += bool(unfinished or self._deferrals.num_new)
@@ -311,7 +306,7 @@ class SchedulerAdapter:
         )
         self.records.saved(self._transfers.end_saves(report))
         if not report.healthy:
-            self._bypass = True
+            self.bypass = True
             self._selector.drop_endings()
 
     def loads_finished(self, request_ids: Collection[str]) -> None:
@@ -396,7 +391,7 @@ class SchedulerAdapter:
     @property
     def _saves_now(self) -> bool:
         is_keyed = bool(self._matcher.keyspace_digest)
-        return self._saves_at_all and is_keyed and not self._bypass
+        return self._saves_at_all and is_keyed and not self.bypass
 
     def _knows_hold(self, transfer_id: int) -> bool:
         self._transfers.strays += not (known := self._ledger.is_held(transfer_id))

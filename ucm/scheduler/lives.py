@@ -127,9 +127,7 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         self.loading = 0, 0
         self.external = ()
         self.starts_at_computed = True
-        self.cursors = None
-        self.pending = ()
-        self.queued = []
+        self.cursors, self.pending, self.queued = None, (), []
 
     @property
     def is_waiting(self) -> bool:
@@ -157,9 +155,8 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         """
         if first_look := self.cursors is None:
             tokens = request.prompt_tokens, request.computed_tokens
-            self.cursors, self.prompt_tokens = decoded.first(
-                layout.groups, self.record.prompt_tokens, *tokens
-            )
+            first = decoded.first(layout.groups, self.record.prompt_tokens, *tokens)
+            self.cursors, self.prompt_tokens = first
             self.pending = tuple(map(list, ((),) * len(layout.groups)))
         self.due, whole = NEVER_DUE, self._whole_tokens(layout, request)
         for at, group in enumerate(layout.groups):
@@ -176,12 +173,9 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
             computed = min(request.computed_tokens // group.block_tokens, stop)
             if first_look and self.starts_at_computed:
                 start = max(start, computed)
-            table = request.tables[at]
-            runs = (
-                self._own(at, table, start, stop)
-                if self.external
-                else there(table, range(start, stop))
-            )
+            runs = there(request.tables[at], range(start, stop))
+            if self.external:
+                runs = self._unloaded(at, runs)
             if first_look and computed > start:
                 old = [i for run in runs for i in run if i < computed]
                 hashes = [request.hashes[layout.hash_index(group, i)] for i in old]
@@ -199,11 +193,9 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
             complete = self._complete_at_end(layout, at, end, decoded)
-            runs = (
-                self._own(at, table, cursor, complete)
-                if self.external
-                else there(table, range(cursor, complete))
-            )
+            runs = there(table, range(cursor, complete))
+            if self.external:
+                runs = self._unloaded(at, runs)
             if self.queued or self.pending[at]:
                 mine = [run.at for of, run in self.queued if of == group.group_id]
                 mine += self.pending[at]
@@ -244,12 +236,12 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         hashed = len(request.hashes) * layout.hash_block_tokens
         return min(request.end_tokens, hashed, self.most_saved)
 
-    def _own(self, at: int, table: Sequence[int], start: int, stop: int) -> list[range]:
-        """Return blocks of the *at*-th group that there are and that were not loaded."""
+    def _unloaded(self, at: int, runs: list[range]) -> list[range]:
+        """Return what of these blocks of the *at*-th group was not loaded."""
         loaded = self.external[at]
-        before = range(start, min(stop, loaded.start))
-        behind = range(max(start, loaded.stop), stop)
-        return there(table, before) + there(table, behind)
+        before = [range(run.start, min(run.stop, loaded.start)) for run in runs]
+        behind = [range(max(run.start, loaded.stop), run.stop) for run in runs]
+        return list(filter(None, (*before, *behind)))
 
     def offered(
         self, layout: KVLayout, at: int, request: ScheduledRequest
@@ -298,8 +290,7 @@ class Lives:
         """Returns the present life of a request, if there is one."""
         self._finished: list[Life] = []  # their loads are not over
         self._generations = itertools.count(1)
-        self.due = Due()
-        self.loaded = LoadTotals()
+        self.due, self.loaded = Due(), LoadTotals()
 
     def __len__(self) -> int:
         return len(self._lives) + len(self._finished)

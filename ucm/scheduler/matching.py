@@ -219,7 +219,7 @@ class PrefixMatcher:
         A store that does not answer has all: saving to it would fail as well.
         """
         try:
-            return self._present(group, hashes, denied)
+            return self._present(group, hashes, denied) if hashes else []
         except StoreUnavailableError:
             return [True] * len(hashes)
 

@@ -29,7 +29,7 @@ __all__ = ["FEW_PREFIXES", "MAX_TOUCHED_KEYS", "MAX_WAITING_PREFIXES", "Touches"
 MAX_TOUCHED_KEYS: Final = 4096
 """About the most keys of one plan."""
 MAX_WAITING_PREFIXES: Final = 1024
-FEW_PREFIXES: Final = 8
+FEW_PREFIXES: Final = 16
 """So many do not wait for others; nor does anybody in each plan of so many."""
 _AT: Final = np.arange(MAX_TOUCHED_KEYS)
 """Made once: numpy gives the interpreter lock up to make one, however short."""

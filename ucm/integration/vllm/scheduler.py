@@ -194,8 +194,7 @@ class SchedulerHalf:
         """Return what the slab has of a prefix; None: tiers are asked for more."""
         request_id, tiers = request.request_id, self._tiers
         hashes = self._adapters.hashes_of(request)
-        wishes = self.running.wishes_of(request)
-        most = wishes
+        wishes = most = self.running.wishes_of(request)
         if self._lookups.has_limits:
             most = self._lookups.within(request_id, wishes)
         if tiers.are_there:
@@ -264,8 +263,7 @@ class SchedulerHalf:
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             tokens -= sum(map(len, drafts.values()))
         self._paying.planned(tokens - len(output.num_scheduled_tokens), now)
-        plan = self._tiers.planned(plan)
-        plan = self._lifelog.ordered(plan)
+        plan = self._lifelog.ordered(self._tiers.planned(plan))
         self._lifelog.tell()
         return PlanEnvelope(encode(plan))
 

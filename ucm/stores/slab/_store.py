@@ -221,6 +221,8 @@ class SlabStore(Store):
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Return for each key whether it is committed; takes no lock."""
         self._slab.check_index()
+        if len(keys) <= _FEW:
+            return [slot != NO_SLOT for slot in map(self._slab.index.slot_of, keys)]
         return [
             each for seen in self._look_up(keys) for each in seen.committed.tolist()
         ]
