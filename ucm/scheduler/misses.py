@@ -119,20 +119,8 @@ class Misses:
             computed_tokens: What the engine had itself.
             elsewhere: Asked about a block of which nothing is known.
         """
-        if match.missing is not None:
-            return self._of_block(match.missing, match, elsewhere)
-        declined = _DECLINED.get(match.reason)
-        is_all = match.reason is MatchReason.TOO_SHORT and computed_tokens
-        if declined is None or is_all:
-            return None
-        if not match.wanted and match.reason is not MatchReason.TOO_SHORT:
-            return None
-        reason, text = declined
-        return Miss(reason, {"text": text})
-
-    def _of_block(
-        self, block: MissingBlock, match: PrefixMatch, elsewhere: Elsewhere
-    ) -> Miss:
+        if (block := match.missing) is None:
+            return _declined(match, computed_tokens)
         keys = self._matcher.keys_of(block.group, [block.block_hash])
         if not keys:  # the weights came into doubt behind the look-up
             reason, text = _DECLINED[MatchReason.UNKEYED]
@@ -182,3 +170,15 @@ class Misses:
         if known is not None:
             return known[0].reason, detail
         return MissReason.UNKNOWN, {"text": "the store keeps no such things"}
+
+
+def _declined(match: PrefixMatch, computed_tokens: int) -> Miss | None:
+    """Return why a look-up that lacks no block fell short; None if it did not."""
+    declined = _DECLINED.get(match.reason)
+    is_all = match.reason is MatchReason.TOO_SHORT and computed_tokens
+    if declined is None or is_all:
+        return None
+    if not match.wanted and match.reason is not MatchReason.TOO_SHORT:
+        return None
+    reason, text = declined
+    return Miss(reason, {"text": text})

@@ -57,7 +57,10 @@ class LifeLog:
 
     def looked_up(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Take note of a request, which is asked about again in every step."""
-        record = self._records.present[request.request_id]
+        present = self._records.present
+        record = present.get(request.request_id)
+        if record is None:  # no detour by ``__missing__``
+            record = present[request.request_id] = Record(request.request_id)
         if not record.began_s:
             record.began_s = unix_before(0.0)
             record.prompt_tokens = request.num_prompt_tokens
