@@ -115,11 +115,27 @@ MATCH = (
         killers=(f"{_SHARING}::test_touch_of_many_keys_keeps_the_first_longest",),
     ),
     Mutant(
+        name="few_keys_all_taken_for_stored",
+        why="Blocks that the engine has and the store lost are never saved again.",
+        file="ucm/stores/slab/_store.py",
+        find="[slot != NO_SLOT for slot in map(self._slab.index.slot_of, keys)]",
+        replace="[True] * len(keys)",
+        killers=(f"{_SHARING}::test_keys_of_equal_hash_are_told_apart",),
+    ),
+    Mutant(
         name="index_looked_at_by_the_clock",
         why="A look into an index that was shortened ends the engine's scheduler.",
         file="ucm/stores/slab/_opened.py",
         find="self._files[:1] if of_index else self._files",
         replace="() if of_index else self._files",
+        killers=(f"{_NOTICE}::test_look_up_looks_at_the_index_each_time",),
+    ),
+    Mutant(
+        name="index_looked_at_by_the_clock_where_all_is_well",
+        why="A look into an index that was shortened just now ends the engine's scheduler.",
+        file="ucm/stores/slab/_opened.py",
+        find="if not is_well or seek(fd, 0, os.SEEK_END) < nbytes:",
+        replace="if not is_well:",
         killers=(f"{_NOTICE}::test_look_up_looks_at_the_index_each_time",),
     ),
 )

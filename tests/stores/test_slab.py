@@ -174,11 +174,13 @@ class TestSharing:
         keys = make_keys(8)
         with open_slab(tmp_path / "s") as store:
             assert 4 == save(store, keys[:4])
-            assert [True] * 4 + [False] * 4 == store.contains(keys)
+            assert [True] * 4 + [False] * 4 == store.contains(keys)  # one by one
+            assert ([True] * 4 + [False] * 4) * 2 == store.contains(keys * 2)
             assert 4 == save(store, keys)
             assert [payload(key) for key in keys] == load(store, keys)
             assert 4 == store.forget(keys[1::2])
             assert [True, False] * 4 == store.contains(keys)
+            assert [True, False] * 8 == store.contains(keys * 2)
             assert [1, 0] * 4 == [store.match([key]) for key in keys]
             assert 0 == store.match(make_keys(1, first=20))
 

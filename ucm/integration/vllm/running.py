@@ -143,8 +143,14 @@ class Running:
         self.own.pop(request_id, None)
         _, wishes = self._wishes.pop(request_id, _NOBODY)
         request = self._requests.pop(request_id, None)
-        if request is None:
-            return None
+        return None if request is None else self._ended(request, tables, wishes)
+
+    def _ended(
+        self,
+        request: Any,  # noqa: ANN401 - vLLM's Request
+        tables: Sequence[Sequence[int]],
+        wishes: Wishes,
+    ) -> RequestEnd:
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
             known_tokens=request.num_tokens,
