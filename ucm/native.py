@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["LIBRARY", "Native", "address_of", "find_native"]
 
-_VERSION = 8
+_VERSION = 9
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -63,7 +63,7 @@ class Native:
         self.brief_moves: Callable[..., Any] = brief.ucm_moves
         for moves in (library.ucm_moves, brief.ucm_moves):
             moves.restype = None
-            moves.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _SIZE)
+            moves.argtypes = (_ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _NUMBER)
         self.copies: Callable[..., int] = library.ucm_copies
         library.ucm_copies.restype = _NUMBER
         library.ucm_copies.argtypes = (

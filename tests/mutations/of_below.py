@@ -132,6 +132,26 @@ BELOW = (
         killers=(f"{_STRAIGHT}::test_what_memory_has_not_comes_by_way_of_a_piece",),
     ),
     Mutant(
+        name="line_of_a_cache_begins_anywhere",
+        why="What is loaded to memory that begins amid a line of the caches lacks its first bytes.",
+        file="ucm/native.c",
+        find="        memcpy(to, from, head);\n",
+        replace="",
+        killers=(
+            "tests/devices/test_native_moves.py::test_bytes_of_any_length_lie_where_they_belong",
+        ),
+    ),
+    Mutant(
+        name="saves_leave_the_caches",
+        why="The checksums of a save read all of it from memory: it takes a fifth longer.",
+        file="ucm/devices/cpu.py",
+        find="is_read = direction is Direction.TO_HOST",
+        replace="is_read = direction is Direction.TO_DEVICE",
+        killers=(
+            "tests/devices/test_native_moves.py::test_what_is_saved_is_read_next",
+        ),
+    ),
+    Mutant(
         name="native_copies_are_not_waited_for",
         why="A slot is given back while a thread just writes to it.",
         file="ucm/native.c",

@@ -190,10 +190,12 @@ def _build_table(parts: Sequence[Part], num_blocks: int) -> _Table:
     )
 
 
-def _move(library: native.Native, copies: CopyBatch, *, is_brief: bool) -> None:
+def _move(
+    library: native.Native, copies: CopyBatch, *, is_brief: bool, is_read: bool
+) -> None:
     move = library.brief_moves if is_brief else library.moves
     lists = (copies.targets, copies.sources, copies.nbytes)
-    move(*map(native.address_of, lists), len(copies))
+    move(*map(native.address_of, lists), len(copies), is_read)
 
 
 @attrs.frozen(eq=False)
@@ -279,7 +281,9 @@ class CPUDevice(PagedDevice[_Group]):
         if native.LIBRARY is not None:
             copies = copy.group.pages.batch(copy, direction)
             is_brief = len(copy.blocks) * copy.slots.block_bytes <= _KEPT_BYTES
-            _move(native.LIBRARY, copies, is_brief=is_brief)
+            # Of a save the checksums are next; a load leaves the caches to the engine.
+            is_read = direction is Direction.TO_HOST
+            _move(native.LIBRARY, copies, is_brief=is_brief, is_read=is_read)
             return DoneFence()
         pool, slots = copy.slots.pool, copy.slots.slots
         for table in copy.group.tables(copy):
