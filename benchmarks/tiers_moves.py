@@ -2,6 +2,7 @@
 """What moves blocks in ``benchmarks.tiers``: an agent over a slab, beside a bare client."""
 
 import asyncio
+import gc
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -297,6 +298,15 @@ def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
             portal.call(one.clear)
         portal.call(agent.clear)
         portal.call(agent.close)
+    del (
+        agent,
+        others,
+        puts,
+        gets,
+        sides,
+        two,
+    )  # their views keep a slab of a gigabyte mapped
+    gc.collect()  # which happens rarely here
 
 
 async def _nothing_to_prepare() -> None:
