@@ -11,7 +11,11 @@ from ucm import native
 
 
 @pytest.fixture(params=["native", "python"])
-def way(request, tmp_path_factory, monkeypatch):
+def way(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Do what can be done so by native code, and by Python; for tests that import it."""
     library = None
     if request.param == "native":
@@ -20,7 +24,7 @@ def way(request, tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def by_python(monkeypatch):
+def by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do it by Python, the calls of which a test puts something in the way of."""
     monkeypatch.setattr(native, "LIBRARY", None)
 

@@ -294,6 +294,7 @@ static int write_whole(int file, struct iovec *part, const struct iovec *end) {
     while (part < end) {
         ssize_t done = writev(file, part, (int)(end - part));
         if (done < 0 && errno != EINTR) return errno;
+        if (!done) return EIO;
         for (; part < end && done >= (ssize_t)part->iov_len; part++)
             done -= (ssize_t)part->iov_len;
         if (part < end && done > 0) {

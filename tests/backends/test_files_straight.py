@@ -1,58 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """What memory has of a file goes straight to who asked; what may hang goes by way of a piece."""
 
-import ctypes
 import errno
 from concurrent import futures
-from pathlib import Path
 
 import pytest
 
 from tests.backends.test_files_reading import LENGTHS, ask, make_file
-from tests.native_kit import build
+from tests.kit.hooked import Hooked
 from ucm import native
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.files._reading import LEFT, Came, find_reader
 
-_HOOKED = Path(__file__).parents[1] / "kit" / "hooked.h"
-_HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
-
-
-class System:
-    """The calls of a library, and what becomes of them."""
-
-    def __init__(self, home) -> None:
-        self.library = build(home, "-include", str(_HOOKED))
-        found = ctypes.CDLL(str(home / "_native.so"))
-        self.errors, self.calls, self.before = {}, [], lambda name: None
-        self._hook = _HOOK(lambda name: self._meet(name.decode()))
-        self._most = ctypes.c_size_t.in_dll(found, "test_most")
-        hook = ctypes.c_void_p.in_dll(found, "test_hook")
-        hook.value = ctypes.cast(self._hook, ctypes.c_void_p).value
-
-    def has(self, nbytes):
-        """Have memory have so many bytes of each file."""
-        self._most.value = nbytes
-
-    def _meet(self, name):
-        self.calls.append(name)
-        self.before(name)
-        return self.errors.get(name, 0)
-
 
 @pytest.fixture
 def system(tmp_path_factory, monkeypatch):
     """Have native code make calls that a test sets."""
-    system = System(tmp_path_factory.mktemp("hooked"))
-    monkeypatch.setattr(native, "LIBRARY", system.library)
+    system = Hooked()
+    library = system.build(tmp_path_factory.mktemp("hooked"))
+    monkeypatch.setattr(native, "LIBRARY", library)
     return system
 
 
-def read(system, path, nbytes, gate=None):
+def read(path, nbytes, gate=None):
     """Read a file; return what came, and the target."""
     asked = ask(path, nbytes)
-    (came,) = find_reader(system.library).read([asked], gate or Gate())
+    (came,) = find_reader(native.LIBRARY).read([asked], gate or Gate())
     return came, bytes(asked.target)
 
 
@@ -60,7 +34,7 @@ def read(system, path, nbytes, gate=None):
 def test_what_memory_has_comes_by_one_call(system, tmp_path, nbytes):
     """Header and bytes, and nothing by way of a piece."""
     content = make_file(tmp_path / "file", nbytes)
-    came = read(system, tmp_path / "file", nbytes)
+    came = read(tmp_path / "file", nbytes)
     assert (Came(0, content[:HEADER_BYTES]), content[HEADER_BYTES:]) == came
     assert (1, 0) == (system.calls.count("preadv2"), system.calls.count("pread"))
 
@@ -71,7 +45,7 @@ def test_what_may_hang_goes_by_way_of_a_piece(system, tmp_path, nbytes, error):
     """X-14: of a mount that has no such call, and of what would have to be waited for."""
     content = make_file(tmp_path / "file", nbytes)
     system.errors["preadv2"] = error
-    came = read(system, tmp_path / "file", nbytes)
+    came = read(tmp_path / "file", nbytes)
     assert (Came(0, content[:HEADER_BYTES]), content[HEADER_BYTES:]) == came
     assert 0 < system.calls.count("pread")
     assert "hang" not in system.calls
@@ -83,26 +57,21 @@ def test_what_memory_has_not_comes_by_way_of_a_piece(system, tmp_path, most):
     nbytes = LENGTHS[-1]
     content = make_file(tmp_path / "file", nbytes)
     system.has(most)
-    came = read(system, tmp_path / "file", nbytes)
+    came = read(tmp_path / "file", nbytes)
     assert (Came(0, content[:HEADER_BYTES]), content[HEADER_BYTES:]) == came
 
 
-def test_who_has_left_gets_nothing_straight(system, tmp_path):
-    """X-14: an open that hung comes back, and finds that its caller has gone."""
+@pytest.mark.parametrize(
+    ("call", "error"), [("open", 0), ("pread", errno.EAGAIN)], ids=["open", "piece"]
+)
+def test_who_leaves_amid_a_call_gets_nothing_more(system, tmp_path, call, error):
+    """X-14: one that hung comes back, and finds that its caller has gone; nothing comes straight, nor
+    by way of a piece."""
     make_file(tmp_path / "file", 5)
     gate = Gate()
-    system.before = lambda name: gate.leave() if name == "open" else None
-    came, target = read(system, tmp_path / "file", 5, gate)
-    assert (LEFT, b"\1" * 5) == (came.error, target)
-
-
-def test_who_leaves_amid_a_piece_gets_nothing_more(system, tmp_path):
-    """X-14: a read that hung comes back, and finds that its caller has gone."""
-    make_file(tmp_path / "file", 5)
-    gate = Gate()
-    system.errors["preadv2"] = errno.EAGAIN
-    system.before = lambda name: gate.leave() if name == "pread" else None
-    came, target = read(system, tmp_path / "file", 5, gate)
+    system.errors["preadv2"] = error
+    system.before = lambda name: gate.leave() if name == call else None
+    came, target = read(tmp_path / "file", 5, gate)
     assert (LEFT, b"\1" * 5) == (came.error, target)
 
 
@@ -119,7 +88,7 @@ def test_who_leaves_waits_for_what_is_read_straight(system, tmp_path):
                 waiting.update(futures.wait(leavers, 0.05).not_done)
 
         system.before = leave
-        read(system, tmp_path / "file", 5, gate)
+        read(tmp_path / "file", 5, gate)
         leavers[0].result(60.0)
     assert set(leavers) == waiting
     assert [1, 0] == list(gate.words)

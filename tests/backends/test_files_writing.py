@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """How files of blocks are written: by few native calls, and by Python's own; both do the same."""
 
-import ctypes
 import errno
 import os
 import stat
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.backends.test_files import KEYS, collected, find, open_files, put
+from tests.kit.hooked import NOTHING, Hooked
 from tests.native_kit import build
 from ucm import native
 from ucm.backends._gate import Gate
@@ -25,30 +25,12 @@ from ucm.testing import faults
 from ucm.testing.backend_contract import BLOCK, fetch_sound
 from ucm.testing.store_blocks import make_keys
 
-_HOOKED = Path(__file__).parents[1] / "kit" / "hooked.h"
-_INTERRUPTED = _HOOKED.with_name("interrupted.h")
-_HOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p)
+_INTERRUPTED = Path(__file__).parents[1] / "kit" / "interrupted.h"
 LENGTHS = (1, 4096, 77777)
 
 
-class Mount:
+class Mount(Hooked):
     """What becomes of calls to the system; those of Python and those of native code alike."""
-
-    def __init__(self) -> None:
-        self.errors, self.calls = {}, []
-        self.before = lambda name: None
-        self._hook = _HOOK(lambda name: self.meet(name.decode()))
-
-    def meet(self, name):
-        """Return the error of a call, 0 if it is to be made."""
-        self.calls.append(name)
-        self.before(name)
-        return self.errors.get(name, 0)
-
-    def be_in_native(self, path):
-        """Stand before the calls of a library; keep it and its hook for good."""
-        hook = ctypes.c_void_p.in_dll(ctypes.CDLL(str(path)), "test_hook")
-        hook.value = ctypes.cast(self._hook, ctypes.c_void_p).value
 
     def be_in_python(self, monkeypatch):
         """Stand before the calls of Python."""
@@ -70,6 +52,8 @@ class Mount:
             error = self.meet("mkdir" if name == "makedirs" else name)
             if name == "close":
                 real(*args)
+            if error == NOTHING:
+                return 0
             if error:
                 raise OSError(error, os.strerror(error))
             return None if name == "close" else real(*args, **how)
@@ -82,9 +66,7 @@ def mount(request, tmp_path_factory, monkeypatch):
     """Write by either way, to a mount that a test sets."""
     mount, library = Mount(), None
     if request.param == "native":
-        home = tmp_path_factory.mktemp("hooked")
-        library = build(home, "-include", str(_HOOKED))
-        mount.be_in_native(home / "_native.so")
+        library = mount.build(tmp_path_factory.mktemp("hooked"))
     else:
         mount.be_in_python(monkeypatch)
     monkeypatch.setattr(native, "LIBRARY", library)
@@ -174,6 +156,15 @@ class TestWriting:
         assert [error] == writer.write([given], Gate())
         assert not Path(given.path).exists()
         assert [] == os.listdir(tmp_path / "writing")
+
+    def test_mount_that_takes_nothing_is_not_asked_for_ever(
+        self, mount, writer, tmp_path
+    ):
+        """R-51: one that tells no error either fails."""
+        mount.errors["writev"] = NOTHING
+        given = give(tmp_path, "one")
+        assert [errno.EIO] == writer.write([given], Gate())
+        assert 1 == mount.calls.count("writev")
 
     def test_name_that_somebody_has_taken_is_not_followed(self, writer, tmp_path):
         """R-24: a link in place of a file that is being written has nothing written to its target."""

@@ -24,7 +24,8 @@ static inline int fails(const char *name) {
 static inline ssize_t short_writev(int file, const struct iovec *parts, int count) {
     struct iovec part = parts[0];  // no more than 100 bytes at a time
     if (part.iov_len > 100) part.iov_len = 100;
-    return fails("writev") ? -1 : count ? writev(file, &part, 1) : 0;
+    if (fails("writev")) return errno < 0 ? 0 : -1;
+    return count ? writev(file, &part, 1) : 0;
 }
 
 static inline int closes(int file) {

@@ -97,7 +97,7 @@ BELOW = (
         file="ucm/native.c",
         find="    if (!is_left) memcpy(target, source, nbytes);\n",
         replace="    memcpy(target, source, nbytes);\n    is_left = 0;\n",
-        killers=(f"{_STRAIGHT}::test_who_leaves_amid_a_piece_gets_nothing_more",),
+        killers=(f"{_STRAIGHT}::test_who_leaves_amid_a_call_gets_nothing_more",),
     ),
     Mutant(
         name="straight_read_may_hang",
@@ -113,7 +113,7 @@ BELOW = (
         file="ucm/native.c",
         find="    ssize_t got = atomic_load(&gate->is_left) ? 0 : preadv2",
         replace="    ssize_t got = preadv2",
-        killers=(f"{_STRAIGHT}::test_who_has_left_gets_nothing_straight",),
+        killers=(f"{_STRAIGHT}::test_who_leaves_amid_a_call_gets_nothing_more",),
     ),
     Mutant(
         name="straight_read_is_not_waited_for",
@@ -130,6 +130,26 @@ BELOW = (
         find="    if (place < header_bytes) place = 0;\n",
         replace="    if (place && place < header_bytes) return WRONG;\n",
         killers=(f"{_STRAIGHT}::test_what_memory_has_not_comes_by_way_of_a_piece",),
+    ),
+    Mutant(
+        name="native_write_asks_for_ever",
+        why="A mount that takes nothing, and tells no error, keeps a thread and a core for good.",
+        file="ucm/native.c",
+        find="        if (!done) return EIO;\n",
+        replace="",
+        killers=(
+            "tests/backends/test_files_writing.py::TestWriting::test_mount_that_takes_nothing_is_not_asked_for_ever",
+        ),
+    ),
+    Mutant(
+        name="write_asks_for_ever",
+        why="A mount that takes nothing, and tells no error, keeps a thread and a core for good.",
+        file="ucm/backends/files/_writing.py",
+        find="if not (done := os.writev(fd, parts)):",
+        replace="if (done := os.writev(fd, parts)) < 0:",
+        killers=(
+            "tests/backends/test_files_writing.py::TestWriting::test_mount_that_takes_nothing_is_not_asked_for_ever",
+        ),
     ),
     Mutant(
         name="line_of_a_cache_begins_anywhere",

@@ -124,14 +124,6 @@ MATCH = (
     ),
     Mutant(
         name="index_looked_at_by_the_clock",
-        why="A look into an index that was shortened ends the engine's scheduler.",
-        file="ucm/stores/slab/_opened.py",
-        find="self._files[:1] if of_index else self._files",
-        replace="() if of_index else self._files",
-        killers=(f"{_NOTICE}::test_look_up_looks_at_the_index_each_time",),
-    ),
-    Mutant(
-        name="index_looked_at_by_the_clock_where_all_is_well",
         why="A look into an index that was shortened just now ends the engine's scheduler.",
         file="ucm/stores/slab/_opened.py",
         find="if not is_well or seek(fd, 0, os.SEEK_END) < nbytes:",

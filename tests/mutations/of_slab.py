@@ -103,8 +103,8 @@ SLAB = (
         name="lost_and_found",
         why="A slab that was shortened and grew again serves holes.",
         file=_OPENED,
-        find="        self._lost = self._lost or self._find_loss(files, looks=looks)\n",
-        replace="        self._lost = self._find_loss(files, looks=looks)\n",
+        find="        self._lost = self._lost or self._find_loss(looks=looks)\n",
+        replace="        self._lost = self._find_loss(looks=looks)\n",
         killers=(
             f"{_LOST}::TestNotice::test_path_is_looked_at_every_quarter_of_a_second",
         ),
@@ -113,7 +113,7 @@ SLAB = (
         name="last_words_to_a_lost_slab",
         why="Leaving a shortened slab ends the process with a bus error.",
         file=_OPENED,
-        find="                if not (self._lost or self._find_loss(self._files, looks=True)):\n",
+        find="                if not (self._lost or self._find_loss(looks=True)):\n",
         replace="                if True:\n",
         killers=(
             f"{_LOST}::TestNotice::test_who_leaves_late_says_no_word_to_a_slab_that_is_not_its_own",

@@ -180,9 +180,7 @@ def names_of(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
 
 def address_of_bytes(memory: memoryview) -> int:
     """Return where memory begins, of which there is some."""
-    array = np.frombuffer(memory, np.uint8)
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return native.address_of(np.frombuffer(memory, np.uint8))
 
 
 def _find(path: str) -> int:

@@ -150,7 +150,8 @@ def write_whole(fd: int, header: bytes, data: memoryview) -> None:
     """Write both behind one another."""
     parts = [memoryview(header), data]
     while any(map(len, parts)):
-        done = os.writev(fd, parts)
+        if not (done := os.writev(fd, parts)):
+            raise OSError(errno.EIO, "nothing is taken, and no error told")
         for at, part in enumerate(parts):
             parts[at] = part[min(done, len(part)) :]
             done -= min(done, len(part))

@@ -19,7 +19,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -134,13 +134,11 @@ class OpenedSlab:
         """Our number among all that ever joined."""
         return self._class.owners.owner_id
 
-    def check(self, *, of_index: bool = False, looks: bool = False) -> None:
+    def check(self, *, looks: bool = False) -> None:
         """
         Make sure that the slab may be used here and now.
 
         Args:
-            of_index: For a look-up. The data, which it does not touch, are looked at only
-                every quarter of a second.
             looks: At the paths as well, whenever they were looked at before.
 
         Raises:
@@ -151,8 +149,7 @@ class OpenedSlab:
             raise StoreUnavailableError("the slab was opened before this fork")
         if not self.is_open:
             raise StoreUnavailableError("the slab is closed")
-        files = self._files[:1] if of_index else self._files
-        self._lost = self._lost or self._find_loss(files, looks=looks)
+        self._lost = self._lost or self._find_loss(looks=looks)
         if self._lost:
             raise StoreUnavailableError(
                 f"{self.root} is no longer served: {self._lost}; start the engine again "
@@ -161,7 +158,9 @@ class OpenedSlab:
 
     def check_index(self) -> None:
         """
-        Make sure of what ``check`` does for a look-up; at once where all is well.
+        Make sure of what ``check`` does, for a look-up; in few calls where all is well.
+
+        The data, which that does not touch, are looked at only every quarter of a second.
 
         Raises:
             StoreUnavailableError: As ``check`` does.
@@ -170,7 +169,7 @@ class OpenedSlab:
         is_well = self.is_open and not self._lost and os.getpid() == self._pid
         is_well = is_well and time.monotonic() < self._look_at
         if not is_well or seek(fd, 0, os.SEEK_END) < nbytes:
-            self.check(of_index=True)
+            self.check()
 
     def check_paths(self) -> None:
         """
@@ -181,10 +180,10 @@ class OpenedSlab:
         """
         self.check(looks=True)
 
-    def _find_loss(self, files: Sequence[_File], *, looks: bool) -> str:
+    def _find_loss(self, *, looks: bool) -> str:
         looks |= (now := time.monotonic()) >= self._look_at
         try:
-            for name, fd, nbytes, _ in self._files if looks else files:
+            for name, fd, nbytes, _ in self._files:
                 size = seek(fd, 0, os.SEEK_END)
                 if size < nbytes:
                     return f"{name} was shortened to {max(0, size)} bytes"
@@ -218,7 +217,7 @@ class OpenedSlab:
             self.populator.close()
         try:
             with self._door.held():
-                if not (self._lost or self._find_loss(self._files, looks=True)):
+                if not (self._lost or self._find_loss(looks=True)):
                     self._leave()
         finally:
             self._class.lock.close()
