@@ -26,7 +26,7 @@ typedef int query_function(void *);
 typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, void *,
                            size_t, void *, void *);
 
-int ucm_version(void) { return 9; }  // each change of a function raises it; see native.py
+int ucm_version(void) { return 10; }  // each change of a function raises it; see native.py
 
 // Slots to be digested, by whoever takes the next one.
 struct slots {
@@ -206,13 +206,40 @@ void ucm_leave(struct gate *gate) {
 
 enum { WRONG = -1, LEFT = -2 };  // errors beside those of the system
 
-// Copy to a caller's memory, or not: one of both sides sees what the other has written first.
-static int hand_over(struct gate *gate, void *target, const void *source, size_t nbytes) {
+// How bytes are digested part by part: functions of another library.
+struct digester {
+    void *(*create)(void);
+    int (*destroy)(void *);
+    int (*reset)(void *, uint64_t);
+    int (*update)(void *, const void *, size_t);
+    uint64_t (*tell)(const void *);
+};
+
+// Where bytes go, and what digests them once they lie there, while the CPU's cache has them.
+struct sink {
+    struct gate *gate;
+    const struct digester *digester;
+    void *state;  // NULL: they are not digested
+};
+
+// Begin to use a caller's memory, or not: one of both sides sees what the other has written first.
+static int touch(struct gate *gate) {
     atomic_fetch_add(&gate->num_touching, 1);
-    int is_left = atomic_load(&gate->is_left);
-    if (!is_left) memcpy(target, source, nbytes);
+    if (!atomic_load(&gate->is_left)) return 1;
     atomic_fetch_sub(&gate->num_touching, 1);
-    return is_left ? LEFT : 0;
+    return 0;
+}
+
+static void digest_part(struct sink *sink, const void *bytes, size_t nbytes) {
+    if (sink->state) sink->digester->update(sink->state, bytes, nbytes);
+}
+
+static int hand_over(struct sink *sink, void *target, const void *source, size_t nbytes) {
+    if (!touch(sink->gate)) return LEFT;
+    memcpy(target, source, nbytes);
+    digest_part(sink, target, nbytes);
+    atomic_fetch_sub(&sink->gate->num_touching, 1);
+    return 0;
 }
 
 static int read_at(int file, uint8_t *memory, size_t nbytes, size_t place) {
@@ -225,32 +252,49 @@ static int read_at(int file, uint8_t *memory, size_t nbytes, size_t place) {
     return 0;
 }
 
-// Read what memory has of a file, which cannot hang, to where it belongs.
-static size_t read_cached(int file, const struct iovec parts[2], struct gate *gate) {
-    atomic_fetch_add(&gate->num_touching, 1);
-    ssize_t got = atomic_load(&gate->is_left) ? 0 : preadv2(file, parts, 2, 0, RWF_NOWAIT);
-    atomic_fetch_sub(&gate->num_touching, 1);
-    return got > 0 ? (size_t)got : 0;
+// Read what memory has of a part of a file, which cannot hang; what is behind a header is digested.
+static size_t read_cached(int file, const struct iovec parts[2], size_t place,
+                          struct sink *sink) {
+    if (!touch(sink->gate)) return 0;
+    ssize_t got = preadv2(file, parts, 2, (off_t)place, RWF_NOWAIT);
+    size_t come = got > 0 ? (size_t)got : 0, skip = parts[0].iov_len;
+    if (come > skip) digest_part(sink, parts[1].iov_base, come - skip);
+    atomic_fetch_sub(&sink->gate->num_touching, 1);
+    return come;
+}
+
+// Read what memory has of a file to where it belongs: at once, or piece by piece where it is
+// digested. Returns how much that is; 0 where it is not all of the header.
+static size_t read_straight(int file, uint8_t *header, size_t header_bytes, uint8_t *target,
+                            size_t nbytes, size_t piece_bytes, struct sink *sink) {
+    size_t most = sink->state ? piece_bytes : nbytes, place = 0, end;
+    do {
+        size_t skip = place ? 0 : header_bytes, at = place + skip - header_bytes;
+        size_t some = nbytes - at < most ? nbytes - at : most;
+        struct iovec parts[] = {{header, skip}, {target + at, some}};
+        end = place + skip + some;
+        place += read_cached(file, parts, place, sink);
+    } while (place == end && end < header_bytes + nbytes);
+    return place < header_bytes ? 0 : place;
 }
 
 // A file's first bytes go to `header`, the others to `target`; what may hang, by way of `piece`.
 static int read_open(int file, uint8_t *header, size_t header_bytes, uint8_t *target,
-                     size_t nbytes, uint8_t *piece, size_t piece_bytes, struct gate *gate) {
+                     size_t nbytes, uint8_t *piece, size_t piece_bytes, struct sink *sink) {
     struct stat is;
     while (fstat(file, &is))
         if (errno != EINTR) return errno;
     size_t whole = header_bytes + nbytes;
     if (!S_ISREG(is.st_mode) || is.st_size < 0 || (size_t)is.st_size != whole) return WRONG;
-    struct iovec parts[] = {{header, header_bytes}, {target, nbytes}};
-    size_t place = read_cached(file, parts, gate);
-    if (place < header_bytes) place = 0;
+    size_t place =
+        read_straight(file, header, header_bytes, target, nbytes, piece_bytes, sink);
     for (int error; place < whole;) {
         size_t some = whole - place < piece_bytes ? whole - place : piece_bytes;
         size_t skip = place ? 0 : header_bytes;
         if ((error = read_at(file, piece, some, place))) return error;
         memcpy(header, piece, skip);
         uint8_t *to = target + place + skip - header_bytes;
-        if ((error = hand_over(gate, to, piece + skip, some - skip))) return error;
+        if ((error = hand_over(sink, to, piece + skip, some - skip))) return error;
         place += some;
     }
     return 0;
@@ -272,22 +316,28 @@ static int find_file(const char *path) {
 }
 
 // Read files of just so many bytes each behind a header; a piece is longer than that. Those
-// `marked` are given the present time. `errors` gets what became of each.
+// `marked` are given the present time. `errors` gets what became of each, and `digests`, where
+// there is a digester, the digest of the bytes in the target of each that came whole.
 void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t count,
                     uint8_t *headers, size_t header_bytes, uint8_t *const *targets,
                     const size_t *sizes, uint8_t *piece, size_t piece_bytes,
-                    struct gate *gate, int *errors) {
+                    struct gate *gate, const struct digester *digester,
+                    const uint64_t *seeds, uint64_t *digests, int *errors) {
+    struct sink sink = {gate, digester, digester ? digester->create() : NULL};
     for (size_t at = 0; at < count; at++) {
-        errors[at] = LEFT;
-        if (atomic_load(&gate->is_left)) continue;
+        errors[at] = atomic_load(&gate->is_left) ? LEFT : digester && !sink.state ? ENOMEM : 0;
+        if (errors[at]) continue;
         int file = open_file(paths[at], O_RDONLY);
         errors[at] = errno;
         if (file < 0) continue;
+        if (digester) digester->reset(sink.state, seeds[at]);
         errors[at] = read_open(file, headers + at * header_bytes, header_bytes, targets[at],
-                               sizes[at], piece, piece_bytes, gate);
+                               sizes[at], piece, piece_bytes, &sink);
+        if (digester) digests[at] = digester->tell(sink.state);
         if (!errors[at] && marked[at]) (void)!futimens(file, NULL);
         close(file);
     }
+    if (sink.state) digester->destroy(sink.state);
 }
 
 static int write_whole(int file, struct iovec *part, const struct iovec *end) {

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["LIBRARY", "Native", "address_of", "find_native"]
 
-_VERSION = 9
+_VERSION = 10
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -83,7 +83,8 @@ class Native:
         library.ucm_read_files.restype = None
         library.ucm_read_files.argtypes = (
             *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _SIZE, _ADDRESS),
-            *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS),
+            *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS),
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
         )
         self.write_files: Callable[..., Any] = library.ucm_write_files
         library.ucm_write_files.restype = None

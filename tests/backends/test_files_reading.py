@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How files of blocks are read: by few native calls, and by Python's own; both do the same."""
 
+import ctypes
 import errno
 import os
 import threading
@@ -9,14 +10,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from tests.native_kit import build
-from ucm import native
+from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
-from ucm.backends.files._reading import LEFT, WRONG, Asked, Came, find_reader
+from ucm.backends.files._reading import (
+    LEFT,
+    WRONG,
+    Asked,
+    Came,
+    PlainReader,
+    find_reader,
+)
 
 _INTERRUPTED = Path(__file__).parents[1] / "kit" / "interrupted.h"
+SEED = 2**64 - 5
+"""Of a digest, less the length of what is digested."""
 LENGTHS = (1, 4096, (1 << 18) - HEADER_BYTES, 1 << 18, (1 << 20) + 77)
 """Of blocks: within a piece, just one, and of several pieces."""
 
@@ -40,7 +51,17 @@ def make_file(path, nbytes):
 
 def ask(path, nbytes, *, is_marked=False):
     """Ask for a file, into memory of ones."""
-    return Asked(str(path), memoryview(bytearray(b"\1" * nbytes)), is_marked)
+    return Asked(
+        str(path), memoryview(bytearray(b"\1" * nbytes)), is_marked, SEED - nbytes
+    )
+
+
+def came_of(content, *, digested=True):
+    """Return what comes of a file's content."""
+    header, data = content[:HEADER_BYTES], content[HEADER_BYTES:]
+    return Came(
+        0, header, xxh3_64_intdigest(data, SEED - len(data)) if digested else None
+    )
 
 
 class TestReading:
@@ -48,12 +69,34 @@ class TestReading:
         """Of files of all lengths, many of them by one call."""
         contents = [make_file(tmp_path / str(n), n) for n in LENGTHS]
         asked = [ask(tmp_path / str(n), n) for n in LENGTHS]
-        assert [Came(0, each[:HEADER_BYTES]) for each in contents] == reader.read(
+        is_native = not isinstance(reader, PlainReader)
+        assert [came_of(each, digested=is_native) for each in contents] == reader.read(
             asked, Gate()
         )
         assert [each[HEADER_BYTES:] for each in contents] == [
             bytes(each.target) for each in asked
         ]
+
+    def test_without_functions_of_xxhash_no_digest_is_told(self, tmp_path, monkeypatch):
+        """Another build of it may export none; bytes come all the same, and are hashed by others."""
+        monkeypatch.setattr(xxh3, "DIGESTER", None)
+        reader = find_reader(build(tmp_path))
+        content = make_file(tmp_path / "file", LENGTHS[-1])
+        asked = ask(tmp_path / "file", LENGTHS[-1])
+        assert [came_of(content, digested=False)] == reader.read([asked], Gate())
+        assert content[HEADER_BYTES:] == bytes(asked.target)
+
+    def test_without_memory_for_a_digest_nothing_is_read(self, tmp_path, monkeypatch):
+        """What would be told of bytes that nobody has hashed could become a seal."""
+        digester = xxh3.Digester()
+        nothing = ctypes.CFUNCTYPE(ctypes.c_void_p)(lambda: None)
+        digester.addresses[0] = ctypes.cast(nothing, ctypes.c_void_p).value
+        monkeypatch.setattr(xxh3, "DIGESTER", digester)
+        make_file(tmp_path / "file", 5)
+        asked = [ask(tmp_path / "file", 5)] * 2
+        assert [Came(errno.ENOMEM)] * 2 == find_reader(build(tmp_path)).read(
+            asked, Gate()
+        )
 
     def test_what_is_no_file_of_that_length_is_told_apart(self, reader, tmp_path):
         """R-51: absent, not ours, and not to be had are three answers; others are read."""
@@ -100,7 +143,7 @@ class TestReading:
         content = make_file(tmp_path / "file", 5)
         names = ("file", "absent")
         came = reader.read([ask(tmp_path / name, 5) for name in names], Gate())
-        assert Came(0, content[:HEADER_BYTES]) == came[0]
+        assert came_of(content) == came[0]
         assert errno.ENOENT == came[1].error
         found = reader.find([str(tmp_path / name) for name in names])
         assert [0, errno.ENOENT] == found

@@ -6,12 +6,12 @@ from concurrent import futures
 
 import pytest
 
-from tests.backends.test_files_reading import LENGTHS, ask, make_file
+from tests.backends.test_files_reading import LENGTHS, ask, came_of, make_file
 from tests.kit.hooked import Hooked
-from ucm import native
+from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
-from ucm.backends.files._reading import LEFT, Came, find_reader
+from ucm.backends.files._reading import LEFT, find_reader
 
 
 @pytest.fixture
@@ -30,13 +30,20 @@ def read(path, nbytes, gate=None):
     return came, bytes(asked.target)
 
 
+@pytest.mark.parametrize("is_digested", [True, False])
 @pytest.mark.parametrize("nbytes", LENGTHS)
-def test_what_memory_has_comes_by_one_call(system, tmp_path, nbytes):
-    """Header and bytes, and nothing by way of a piece."""
+def test_what_memory_has_comes_by_few_calls(
+    system, tmp_path, nbytes, is_digested, monkeypatch
+):
+    """Header and bytes, and nothing by way of a piece: at once, or as much as the CPU's cache has
+    when it is digested."""
+    if not is_digested:
+        monkeypatch.setattr(xxh3, "DIGESTER", None)
     content = make_file(tmp_path / "file", nbytes)
     came = read(tmp_path / "file", nbytes)
-    assert (Came(0, content[:HEADER_BYTES]), content[HEADER_BYTES:]) == came
-    assert (1, 0) == (system.calls.count("preadv2"), system.calls.count("pread"))
+    assert (came_of(content, digested=is_digested), content[HEADER_BYTES:]) == came
+    few = -(-nbytes // (1 << 18)) if is_digested else 1
+    assert (few, 0) == (system.calls.count("preadv2"), system.calls.count("pread"))
 
 
 @pytest.mark.parametrize("error", [errno.EAGAIN, errno.EOPNOTSUPP, errno.EINTR])
@@ -46,7 +53,7 @@ def test_what_may_hang_goes_by_way_of_a_piece(system, tmp_path, nbytes, error):
     content = make_file(tmp_path / "file", nbytes)
     system.errors["preadv2"] = error
     came = read(tmp_path / "file", nbytes)
-    assert (Came(0, content[:HEADER_BYTES]), content[HEADER_BYTES:]) == came
+    assert (came_of(content), content[HEADER_BYTES:]) == came
     assert 0 < system.calls.count("pread")
     assert "hang" not in system.calls
 
@@ -58,7 +65,7 @@ def test_what_memory_has_not_comes_by_way_of_a_piece(system, tmp_path, most):
     content = make_file(tmp_path / "file", nbytes)
     system.has(most)
     came = read(tmp_path / "file", nbytes)
-    assert (Came(0, content[:HEADER_BYTES]), content[HEADER_BYTES:]) == came
+    assert (came_of(content), content[HEADER_BYTES:]) == came
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.native_kit import build
-from ucm import native
+from ucm import native, xxh3
 from ucm.plan import HostSlots
 from ucm.stores.slab import _digests
 from ucm.stores.slab._digests import ManyDigests, digests_of, find_many
@@ -206,7 +206,7 @@ class TestFind:
         def missing(_):
             raise ModuleNotFoundError("No module named 'xxhash._xxhash'")
 
-        monkeypatch.setattr(_digests.importlib.util, "find_spec", missing)
+        monkeypatch.setattr(xxh3.importlib.util, "find_spec", missing)
         assert find_many(library) is None
 
     def test_library_of_another_release_is_not_used(self, tmp_path, monkeypatch):

@@ -35,14 +35,11 @@ def land(
     Make visible what came whole, on a thread, and *keep* it; return why the others did not.
 
     What is *kept_out*, by its number, does not become visible; or is taken back by *forget*.
-    Bytes are hashed once: what seals a slot is what travelled with the block, or is not it.
+    Bytes are hashed once, here or where they were read: what seals a slot is what travelled with
+    the block, or is not it.
     """
     done = [at for at, each in enumerate(answers) if each.verdict is Verdict.DONE]
-    is_all = len(done) == len(answers)
-    seals: dict[int, int] = {}
-    for run in [range(len(done))] if is_all else [range(at, at + 1) for at in done]:
-        lease.seal(run.start, run.stop)
-        seals |= zip(run, lease.seals(run.start, run.stop), strict=True)
+    seals = dict(zip(done, _seal(lease, answers, done), strict=True))
     reasons = [
         REASONS.get(answer.verdict, Reason.ERROR)
         if at not in seals
@@ -58,3 +55,22 @@ def land(
         for at in late:
             reasons[at] = Reason.ABSENT
     return reasons
+
+
+def _seal(
+    lease: WriteLease, answers: Sequence[Fetched], done: Sequence[int]
+) -> list[int]:
+    """Take the bytes of what came as final; return their checksums."""
+    digests = [answer.digest for answer in answers]
+    known = [each for each in map(digests.__getitem__, done) if each is not None]
+    if done and lease.takes_digests and len(known) == len(done):
+        lease.seal_with(
+            [each or 0 for each in digests]
+        )  # what did not come is left out
+        return known
+    is_all = len(done) == len(answers)
+    seals: list[int] = []
+    for run in [range(len(done))] if is_all else [range(at, at + 1) for at in done]:
+        lease.seal(run.start, run.stop)
+        seals += lease.seals(run.start, run.stop)
+    return seals

@@ -95,10 +95,16 @@ class Fetched(NamedTuple):
         verdict: ``DONE``: the whole target was written, with these bytes' checksum beside
             it as it was stored, not compared yet.
         checksum: As it was put; 0 unless done.
+        digest: ``block_checksum`` of what lies in the target, where code of this package has
+            computed it in this process, over the target, behind the last write to it; else
+            None, and whoever asked computes it. It is what seals the block, so it is never what
+            another side has told, nor what a backend passes on that has changed the bytes.
+            One that is wrong shows no wrong block: whoever loads it compares it again.
     """
 
     verdict: Verdict
     checksum: int = 0
+    digest: int | None = None
 
 
 @attrs.frozen(kw_only=True)

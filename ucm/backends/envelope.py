@@ -90,13 +90,19 @@ class Envelope:
         return cls(PackedKey(key[:key_bytes]), nbytes, checksum)
 
     @classmethod
-    def judge(cls, header: bytes | memoryview, key: PackedKey, nbytes: int) -> Fetched:
-        """Return what became of a block of which the header and *nbytes* bytes came."""
+    def judge(
+        cls,
+        header: bytes | memoryview,
+        key: PackedKey,
+        nbytes: int,
+        digest: int | None = None,
+    ) -> Fetched:
+        """Return what became of a block of which the header and *nbytes* bytes came; see ``Fetched``."""
         if len(header) != HEADER_BYTES:
             return GARBAGE
         (checksum,) = _CHECK.unpack_from(header, _CHECKSUM_AT)
         claimed = cls(key, nbytes, checksum).encode()  # no other header would do
-        return Fetched(Verdict.DONE, checksum) if header == claimed else GARBAGE
+        return Fetched(Verdict.DONE, checksum, digest) if header == claimed else GARBAGE
 
     @classmethod
     def open(

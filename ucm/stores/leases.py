@@ -101,7 +101,8 @@ class WriteLease(ABC):
         Take the bytes of all granted blocks as final, whose checksums are known.
 
         Args:
-            digests: ``block_checksum`` of the bytes that were copied into each slot.
+            digests: ``block_checksum`` of the bytes that were copied into each slot; anything
+                for one that ``commit`` leaves out.
 
         Raises:
             NotImplementedError: The store computes them itself.

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
-from ucm import native
+from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
 
@@ -47,18 +47,28 @@ _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Asked(NamedTuple):
-    """A file, where what is behind its header goes, and whether it is given the present time."""
+    """
+    A file, where what is behind its header goes, and whether it is given the present time.
+
+    Its digest has a seed, wherever one is told.
+    """
 
     path: str
     target: memoryview
     is_marked: bool
+    seed: int
 
 
 class Came(NamedTuple):
-    """The number of an error, or 0 and the header; the target has what is behind it, then."""
+    """
+    The number of an error, or 0 and the header; the target has what is behind it, then.
+
+    The digest, if it is told, is that of the target's bytes as they lie there.
+    """
 
     error: int
     header: bytes = b""
+    digest: int | None = None
 
 
 class Reader(Protocol):
@@ -134,10 +144,17 @@ class PlainReader:
 
 
 class _NativeReader:
-    """Has ``native.c`` make the calls."""
+    """
+    Has ``native.c`` make the calls, and digest what has come while the CPU's cache has it.
 
-    def __init__(self, library: native.Native) -> None:
+    Args:
+        library: That.
+        digester: None: digests are not told.
+    """
+
+    def __init__(self, library: native.Native, digester: xxh3.Digester | None) -> None:
         self._library = library
+        self._digester = None if digester is None else digester.addresses
         self._memory = _Memory()
 
     def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
@@ -145,6 +162,7 @@ class _NativeReader:
         count = len(asked)
         headers = np.empty((count, HEADER_BYTES), np.uint8)
         errors = (ctypes.c_int * count)()
+        digests = (ctypes.c_uint64 * count)()
         piece = self._memory.get(_PIECE_BYTES)
         self._library.read_files(
             names_of([each.path for each in asked]),
@@ -154,11 +172,14 @@ class _NativeReader:
                 *[address_of_bytes(each.target) for each in asked]
             ),
             (ctypes.c_size_t * count)(*[len(each.target) for each in asked]),
-            *(address_of_bytes(piece), len(piece), gate.words, errors),
+            *(address_of_bytes(piece), len(piece), gate.words, self._digester),
+            (ctypes.c_uint64 * count)(*[each.seed for each in asked]),
+            *(digests, errors),
         )
+        told = [None] * count if self._digester is None else digests
         return [
-            Came(error, b"" if error else header.tobytes())
-            for error, header in zip(errors, headers, strict=True)
+            Came(error) if error else Came(0, header.tobytes(), digest)
+            for error, header, digest in zip(errors, headers, told, strict=True)
         ]
 
     def find(self, paths: Sequence[str]) -> list[int]:
@@ -170,7 +191,9 @@ class _NativeReader:
 
 def find_reader(library: native.Native | None) -> Reader:
     """Return what reads files here."""
-    return PlainReader() if library is None else _NativeReader(library)
+    if library is None:
+        return PlainReader()
+    return _NativeReader(library, xxh3.DIGESTER)
 
 
 def names_of(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":

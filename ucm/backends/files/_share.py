@@ -42,6 +42,7 @@ from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.backends.files._walk import AWAY, Walk, entries_of
 from ucm.backends.files._writing import NEW, Given, find_writer, write_whole
 from ucm.blocks import PackedKey
+from ucm.seals import checksum_seeds
 
 __all__ = [
     "MANIFEST",
@@ -164,13 +165,15 @@ class Share:
     ) -> list[Fetched]:
         """Read blocks into targets of their length, while *gate* is open."""
         asked = [
-            Asked(self._path(key), target, self._is_due(key))
-            for key, target in zip(keys, targets, strict=True)
+            Asked(self._path(key), target, self._is_due(key), seed)
+            for key, target, seed in zip(
+                keys, targets, checksum_seeds(keys), strict=True
+            )
         ]
         answers = self._reader.read(asked, gate)
         told = {} if self._is_gone([came.error for came in answers]) else _NOT_READ
         return [
-            Envelope.judge(came.header, key, len(target))
+            Envelope.judge(came.header, key, len(target), came.digest)
             if not came.error
             else told.get(came.error, _UNAVAILABLE)
             for came, key, target in zip(answers, keys, targets, strict=True)

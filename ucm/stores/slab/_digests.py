@@ -6,8 +6,6 @@ Many of them by one call, on several threads, where ``ucm.native`` was built and
 library exports the function; one by one otherwise. The digests are the same.
 """
 
-import ctypes
-import importlib.util
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -17,11 +15,10 @@ from xxhash import xxh3_64_intdigest
 from ucm import native
 from ucm.native import address_of
 from ucm.plan import HostSlots
+from ucm.xxh3 import find_whole
 
 __all__ = ["ManyDigests", "digests_of", "find_many"]
 
-_ENTRIES: Final = ("XXH3_64bits_withSeed_dispatch", "XXH3_64bits_withSeed")
-"""Of the library that Python's xxhash is; the first one picks the CPU's widest way."""
 _MOST_THREADS: Final = 64
 """Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
@@ -40,12 +37,7 @@ class ManyDigests:
     """
 
     def __init__(self, library: native.Native) -> None:
-        found = importlib.util.find_spec("xxhash._xxhash")
-        xxhash = ctypes.CDLL(found.origin if found else None)
-        entries = [getattr(xxhash, name, None) for name in _ENTRIES]
-        self._digest = next(filter(None, entries), None)
-        if self._digest is None:
-            raise ValueError("xxhash exports no digest")
+        self._digest = find_whole()
         self._many = library.digests
         self._check()
 
