@@ -128,7 +128,7 @@ BELOW = (
         why="A header that came in parts is another one, and its block is garbage.",
         file="ucm/native.c",
         find="    return place < header_bytes ? 0 : place;\n",
-        replace="    return place;\n",
+        replace="    return place && place < header_bytes ? header_bytes : place;\n",
         killers=(f"{_STRAIGHT}::test_what_memory_has_not_comes_by_way_of_a_piece",),
     ),
     Mutant(
