@@ -10,7 +10,9 @@ checksums. *Hashed* computes one of each block besides: nobody does less who sto
 was damaged and shows none. LMCache and vLLM's tier of files take part where they have such a tier
 (``benchmarks.tiers_peers``). *Files* are fetched (not for TTFT) from the drive, as from a mount what
 other machines have put; *page cache* from this machine's own, where there is nothing but copies to be
-measured. All run in one process, in turns, forwards and backwards; servers have processes of their own on the same cores. What
+measured. Files are written, in each sample, to a folder that no sample before has deleted anything from or
+beside (``benchmarks.tiers_folders``), and in which, where a side has folders below it, these are: as in a
+tier that has been in use. All run in one process, in turns, forwards and backwards; servers have processes of their own on the same cores. What
 the process computed meanwhile is told apart: it does not depend on who else computes. Mooncake runs in a
 network of its own.
 
@@ -37,6 +39,7 @@ from benchmarks import tiers_bare
 from benchmarks.harness import Figure, Note, Scale, Told, main
 from benchmarks.peers import PeersError, interpreter
 from benchmarks.tiers_engine import TTFT, dead, first_tokens
+from benchmarks.tiers_folders import folder_in
 from benchmarks.tiers_moves import Blocks, Medium, measure
 from benchmarks.tiers_start import start
 from tests.backends.mooncake_kit import why_not
@@ -63,10 +66,7 @@ def move_size(
     """Measure one kind of tier with blocks of one size."""
     total //= 8 if scale.is_quick else 1
     blocks = Blocks(max(8, total // nbytes), nbytes)
-    with (
-        tempfile.TemporaryDirectory(prefix="ucm-tier-", dir=scale.directory) as home,
-        opener(Path(home), blocks) as medium,
-    ):
+    with folder_in(scale.directory) as home, opener(home, blocks) as medium:
         yield from measure(medium, blocks, case, scale)
 
 
@@ -110,11 +110,16 @@ def _inside(
     with tempfile.TemporaryDirectory(prefix="ucm-inside-") as home:
         told = Path(home) / "told.json"
         command = [*python, "benchmarks.tiers", _INSIDE, "--only", name]
-        command += ["--json", str(told), "--directory", str(scale.directory)]
+        command += ["--json", str(told)]
         command += ["--quick"] if scale.is_quick else []
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=False
-        )
+        with folder_in(scale.directory) as directory:
+            done = subprocess.run(
+                [*command, "--directory", str(directory)],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         if done.returncode:
             yield Note(name, f"failed: {done.stderr.strip()[-300:]}")
             return

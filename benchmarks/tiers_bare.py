@@ -10,13 +10,20 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import obstore
 from obstore.store import S3Store
 from redis.asyncio import Redis
 
-from benchmarks.tiers_moves import PAGE, Blocks, Medium, in_pieces
-from benchmarks.tiers_peers import lmcache_disk, lmcache_remote, vllm_files
+from benchmarks.tiers_folders import Folders
+from benchmarks.tiers_moves import PAGE, Blocks, Medium, in_pieces, nothing
+from benchmarks.tiers_peers import (
+    lmcache_disk,
+    lmcache_files,
+    lmcache_remote,
+    vllm_files,
+)
 from tests.backends.servers import ACCESS, BUCKET, object_server, redis_server
 
 __all__ = ["disk", "files", "mooncake", "objects", "redis"]
@@ -115,18 +122,19 @@ class BareFiles:
     A plain file for each block, written under another name and renamed.
 
     Args:
-        folder: Where they are.
+        folders: Where they are.
         blocks: What moves.
         depth: Threads.
         check: As a disk's.
     """
 
     def __init__(
-        self, folder: Path, blocks: Blocks, depth: int, check: Check = trust
+        self, folders: Folders, blocks: Blocks, depth: int, check: Check = trust
     ) -> None:
-        self._folder, self._blocks, self._depth = folder / "plain", blocks, depth
+        self._folders, self._blocks, self._depth = folders, blocks, depth
         self._check = check
-        self._folder.mkdir(exist_ok=True)
+        self._side = "plain" if check is trust else "hashed"
+        self._folder = folders.renew(self._side)
 
     def _put(self, at: int) -> None:
         self._check(self._blocks.data[at])
@@ -149,9 +157,8 @@ class BareFiles:
         await _on_threads(self._depth, len(self._blocks), self._get)
 
     async def clear(self) -> None:
-        """Remove them."""
-        for file in self._folder.iterdir():
-            file.unlink()
+        """Go on in a new folder."""
+        self._folder = self._folders.renew(self._side)
 
 
 class BareObjects:
@@ -312,21 +319,21 @@ def disk(folder: Path, blocks: Blocks, depth: int = THREADS) -> Iterator[Medium]
         "capacity": max(4 * len(blocks) * slot, 20 * slot),
         "threads": depth,
     }
-    others = lmcache_disk(folder, depth) | vllm_files(folder, is_direct=True)
+    others = lmcache_disk(folder, depth)
+    others |= vllm_files(Folders(folder), is_direct=True)
     if depth != THREADS:
         others = {}
     bare = functools.partial(BareDisk, folder, depth=depth)
     yield Medium("disk", settings, bare, others, target=">= 0.8")
 
 
-def _forget(folder: Path) -> None:
+def _forget(folders: Folders) -> None:
     """Have this machine keep nothing of what files have in memory."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            fd = os.open(path, os.O_RDONLY)
-            os.fdatasync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(fd)
+    for path in folders.files():
+        fd = os.open(path, os.O_RDONLY)
+        os.fdatasync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -338,14 +345,12 @@ def files(folder: Path, _: Blocks, *, is_remembered: bool = False) -> Iterator[M
     memory, unless it is to be remembered.
     """
     settings = {"type": "files", "path": str(folder / "share"), "capacity": 8 << 30}
-    url = f"fs://host:0/{folder / 'lmcache'}"
-    others = lmcache_remote(url) | vllm_files(folder, is_direct=False)
-    bare = functools.partial(BareFiles, folder, depth=16)
-    if is_remembered:
-        yield Medium("files", settings, bare, others)
-    else:
-        forget = functools.partial(_forget, folder)
-        yield Medium("files", settings, bare, others, forget)
+    folders = Folders(folder)
+    others = lmcache_files(folders) | vllm_files(folders, is_direct=False)
+    bare = functools.partial(BareFiles, folders, depth=16)
+    forget = functools.partial(_forget, folders)
+    medium = Medium("files", settings, bare, others, forget, folders=folders)
+    yield attrs.evolve(medium, forget=nothing) if is_remembered else medium
 
 
 @contextlib.contextmanager

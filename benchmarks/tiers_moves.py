@@ -26,18 +26,29 @@ from benchmarks.harness import (
     speed,
 )
 from benchmarks.stores import MEMORY
+from benchmarks.tiers_folders import Folders
 from ucm.agent.__main__ import collect_rarely
 from ucm.agent.calls import ThreadCalls
 from ucm.agent.core import AgentCore
 from ucm.agent.fetch import Want
 from ucm.backends.abc import Backend, Presence
+from ucm.backends.files import FilesBackend
 from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.blocks import PackedKey
 from ucm.stores.slab import SlabStore
 
-__all__ = ["AGENT", "BARE", "Bare", "Blocks", "Medium", "in_pieces", "measure"]
+__all__ = [
+    "AGENT",
+    "BARE",
+    "Bare",
+    "Blocks",
+    "Medium",
+    "in_pieces",
+    "measure",
+    "nothing",
+]
 
 AGENT = "agent"
 PAGE = 4096
@@ -103,7 +114,7 @@ class Bare(Protocol):
         """Remove what would be in the way of writing them anew."""
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Forget nothing."""
 
 
@@ -119,14 +130,16 @@ class Medium:
         others: Further sides by name, which are held against the agent.
         forget: Called before each fetch, of whichever side.
         target: Of the agent, as a share of the bare client.
+        folders: In which each spill of a tier that is a folder has a new one; None: what was put is deleted.
     """
 
     name: str
     settings: dict[str, object]
     bare: Callable[..., Bare]
     others: dict[str, Callable[[Blocks], Bare]] = attrs.Factory(dict)
-    forget: Callable[[], None] = _nothing
+    forget: Callable[[], None] = nothing
     target: str = ">= 0.85"
+    folders: Folders | None = None
 
 
 async def in_pieces(
@@ -151,11 +164,19 @@ class Agent:
         blocks: What moves.
         settings: Of the tier.
         home: Where the slab lies.
+        folders: As a medium has.
     """
 
-    def __init__(self, blocks: Blocks, settings: dict[str, object], home: Path) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        settings: dict[str, object],
+        home: Path,
+        folders: Folders | None = None,
+    ) -> None:
         self._blocks = blocks
-        self._settings = settings
+        self._settings = dict(settings)
+        self._folders = folders
         self._call = ThreadCalls(4)
         self._slab = SlabStore(
             path=str(home / "slab"),
@@ -166,15 +187,31 @@ class Agent:
         self._backend: Backend
 
     async def open(self) -> None:
-        """Open the tier, as a node does."""
-        self._backend = await open_backend(self._settings, "tiers.0")
-        guarded = DeadlineBackend(WatchedBackend(self._backend), _LIMIT_S)
-        self._tier = BreakerBackend(guarded, clock=time.monotonic)
+        """Open the tier, and have room in the slab."""
+        await self._open_tier()
         capacity = self._slab.stats().capacity_bytes
         while self._slab.stats().populated_bytes < capacity:  # noqa: ASYNC110
             await anyio.sleep(0.01)  # until then there is room for some blocks only
-        await self._tier.register([memory.data for memory in self._slab.buffers])
         self._blocks.lie_in(self._slab)
+
+    async def _open_tier(self) -> None:
+        """Open the tier, as a node does."""
+        if self._folders is not None:
+            self._settings["path"] = str(self._folders.renew(AGENT))
+        self._backend = await open_backend(self._settings, "tiers.0")
+        guarded = DeadlineBackend(WatchedBackend(self._backend), _LIMIT_S)
+        self._tier = BreakerBackend(guarded, clock=time.monotonic)
+        await self._tier.register([memory.data for memory in self._slab.buffers])
+        if isinstance(self._backend, FilesBackend):
+            await self._be_in_use(self._backend)
+
+    async def _be_in_use(self, backend: FilesBackend) -> None:
+        """Have all folders of these blocks, and what was there counted."""
+        while (await backend.stats()).blocks is None:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+        places = {Path(backend._share._path(key)) for key in self._blocks.keys}  # noqa: SLF001
+        for folder in {place.parent for place in places}:
+            folder.mkdir(parents=True, exist_ok=True)
 
     async def close(self) -> None:
         """Close tier and slab."""
@@ -194,7 +231,11 @@ class Agent:
 
     async def clear(self) -> None:
         """Have no block anywhere."""
-        await self._backend.delete(self._blocks.keys)
+        if self._folders is None:
+            await self._backend.delete(self._blocks.keys)
+        else:
+            await self._tier.aclose()
+            await self._open_tier()
         await self.prepare_get()
 
     async def prepare_get(self) -> None:
@@ -244,7 +285,7 @@ def _side(
     portal: BlockingPortal,
     prepare: Callable[[], Awaitable[None]],
     move: Callable[[], Awaitable[None]],
-    forget: Callable[[], None] = _nothing,
+    forget: Callable[[], None] = nothing,
 ) -> Side:
     def side(_: int) -> Callable[[], object]:
         portal.call(prepare)
@@ -262,7 +303,7 @@ def measure(medium: Medium, blocks: Blocks, case: str, scale: Scale) -> Told:
         tempfile.TemporaryDirectory(prefix="ucm-tiers-", dir=MEMORY) as home,
         start_blocking_portal() as portal,
     ):
-        agent = Agent(blocks, medium.settings, Path(home))
+        agent = Agent(blocks, medium.settings, Path(home), medium.folders)
         portal.call(agent.open)
         bare = BARE[medium.name]
         checked = f"{bare}, hashed"

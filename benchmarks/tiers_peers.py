@@ -12,7 +12,6 @@ import asyncio
 import functools
 import importlib
 import os
-import shutil
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
@@ -22,11 +21,14 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers import has_lmcache
+from benchmarks.tiers_folders import Folders
 from benchmarks.tiers_moves import Bare, Blocks
 
 __all__ = ["lmcache_disk", "lmcache_remote", "vllm_files"]
 
 _LIMIT_S = 120.0
+_LMCACHE = "lmcache"
+"""Its side of folders."""
 _STORED_PER_JOB = 16
 _Maker = Callable[[Blocks], Bare]
 
@@ -144,6 +146,22 @@ class _Remote(_LMCache):
         )
 
 
+class _Files(_Remote):
+    def __init__(
+        self,
+        blocks: Blocks,
+        settings: dict[str, object],
+        extra: dict[str, object],
+        folders: Folders,
+    ) -> None:
+        super().__init__(blocks, settings, extra)
+        self._folders = folders
+
+    async def clear(self) -> None:
+        """Go on in a new folder."""
+        self._folders.renew(_LMCACHE)
+
+
 def lmcache_disk(folder: Path, threads: int) -> dict[str, _Maker]:
     """Return LMCache's disk, by name; nothing where it is not installed."""
     extra: dict[str, object] = {"use_odirect": True, "disk_io_threads": threads}
@@ -160,6 +178,15 @@ def lmcache_remote(url: str) -> dict[str, _Maker]:
     return _if_there(lambda blocks: _Remote(blocks, settings, extra))
 
 
+def lmcache_files(folders: Folders) -> dict[str, _Maker]:
+    """Return LMCache over folders, by name; nothing where it is not installed."""
+    folders.renew(_LMCACHE)
+    url = f"fs://host:0/{folders.link(_LMCACHE)}"
+    extra: dict[str, object] = {"save_chunk_meta": False}
+    settings: dict[str, object] = {"remote_url": url, "remote_serde": "naive"}
+    return _if_there(lambda blocks: _Files(blocks, settings, extra, folders))
+
+
 def _if_there(make: _Maker) -> dict[str, _Maker]:
     return {"LMCache": make} if has_lmcache() else {}
 
@@ -169,20 +196,25 @@ class _VllmFiles:
     vLLM's tier of files.
 
     Args:
-        folder: Where they are.
+        folders: Where they are.
         is_direct: Whether the page cache is passed by.
         blocks: What moves.
     """
 
-    def __init__(self, folder: Path, is_direct: bool, blocks: Blocks) -> None:  # noqa: FBT001
+    def __init__(self, folders: Folders, is_direct: bool, blocks: Blocks) -> None:  # noqa: FBT001
         pools = importlib.import_module("vllm.v1.kv_offload.tiering.fs.thread_pool")
         self._pool = pools.DualQueueThreadPool(16, 16)
         self._native = importlib.import_module("vllm.fs_io_C")
         self._blocks, self._is_direct = blocks, is_direct
-        self._folder = folder / "vllm"
-        self._paths = [
-            f"{self._folder}/{at % 256:03x}/{at:064x}.bin" for at in range(len(blocks))
-        ]
+        self._folders = folders
+        self._paths: list[str] = []
+        self._renew()
+
+    def _renew(self) -> None:
+        folder, count = self._folders.renew("vllm"), len(self._blocks)
+        for number in range(min(256, count)):  # those of a tier that is in use
+            (folder / f"{number:03x}").mkdir()
+        self._paths = [f"{folder}/{at % 256:03x}/{at:064x}.bin" for at in range(count)]
 
     async def put(self) -> None:
         """Write."""
@@ -217,10 +249,10 @@ class _VllmFiles:
             raise OSError("vLLM's tier failed")
 
     async def clear(self) -> None:
-        """Remove them: what is there is not written again."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Go on in a new folder: what is there is not written again."""
+        self._renew()
 
 
-def vllm_files(folder: Path, *, is_direct: bool) -> dict[str, _Maker]:
+def vllm_files(folders: Folders, *, is_direct: bool) -> dict[str, _Maker]:
     """Return vLLM's tier of files, by name."""
-    return {"vLLM": functools.partial(_VllmFiles, folder, is_direct)}
+    return {"vLLM": functools.partial(_VllmFiles, folders, is_direct)}
