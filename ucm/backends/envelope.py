@@ -64,15 +64,7 @@ class Envelope:
 
     def encode(self) -> bytes:
         """Return the header's bytes."""
-        if not 1 <= len(self.key) <= MAX_KEY_BYTES:
-            raise ValueError(
-                f"a key of {len(self.key)} bytes, not 1 to {MAX_KEY_BYTES}"
-            )
-        fields = _FIELDS.pack(
-            *(_MAGIC, ENVELOPE_VERSION, len(self.key), 0),
-            *(self.nbytes, self.checksum, self.key),
-        )
-        return fields + _CHECK.pack(xxh3_64_intdigest(fields))
+        return _encode(self.key, self.nbytes, self.checksum)
 
     @classmethod
     def decode(cls, header: bytes | memoryview) -> "Envelope | None":
@@ -101,7 +93,7 @@ class Envelope:
         if len(header) != HEADER_BYTES:
             return GARBAGE
         (checksum,) = _CHECK.unpack_from(header, _CHECKSUM_AT)
-        claimed = cls(key, nbytes, checksum).encode()  # no other header would do
+        claimed = _encode(key, nbytes, checksum)  # no other header would do
         return Fetched(Verdict.DONE, checksum, digest) if header == claimed else GARBAGE
 
     @classmethod
@@ -116,3 +108,12 @@ class Envelope:
         if judged.verdict is Verdict.DONE:
             target[:] = view[HEADER_BYTES:]
         return judged
+
+
+def _encode(key: PackedKey, nbytes: int, checksum: int) -> bytes:
+    if not 1 <= len(key) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key of {len(key)} bytes, not 1 to {MAX_KEY_BYTES}")
+    fields = _FIELDS.pack(
+        *(_MAGIC, ENVELOPE_VERSION, len(key), 0), *(nbytes, checksum, key)
+    )
+    return fields + _CHECK.pack(xxh3_64_intdigest(fields))

@@ -42,6 +42,7 @@ WRONG: Final = -1
 """In place of a system's error: no plain file of just that length; written: one is in the way."""
 LEFT: Final = -2
 """In place of a system's error: whoever asked has gone."""
+_BYTE: Final = ctypes.c_char
 _PIECE_BYTES: Final = 1 << 18
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
@@ -160,26 +161,27 @@ class _NativeReader:
     def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
         """Read all by one call."""
         count = len(asked)
-        headers = np.empty((count, HEADER_BYTES), np.uint8)
+        headers = bytearray(count * HEADER_BYTES)
         errors = (ctypes.c_int * count)()
         digests = (ctypes.c_uint64 * count)()
         piece = self._memory.get(_PIECE_BYTES)
         self._library.read_files(
             names_of([each.path for each in asked]),
             bytes(each.is_marked for each in asked),
-            *(count, headers.ctypes.data, HEADER_BYTES),
-            (ctypes.c_void_p * count)(
-                *[address_of_bytes(each.target) for each in asked]
-            ),
+            *(count, (_BYTE * len(headers)).from_buffer(headers), HEADER_BYTES),
+            (ctypes.c_void_p * count)(*[_address(each.target) for each in asked]),
             (ctypes.c_size_t * count)(*[len(each.target) for each in asked]),
-            *(address_of_bytes(piece), len(piece), gate.words, self._digester),
+            *(_address(piece), len(piece), gate.words, self._digester),
             (ctypes.c_uint64 * count)(*[each.seed for each in asked]),
             *(digests, errors),
         )
         told = [None] * count if self._digester is None else digests
+        ends = range(HEADER_BYTES, len(headers) + 1, HEADER_BYTES)
         return [
-            Came(error) if error else Came(0, header.tobytes(), digest)
-            for error, header, digest in zip(errors, headers, told, strict=True)
+            Came(error)
+            if error
+            else Came(0, bytes(headers[end - HEADER_BYTES : end]), digest)
+            for error, digest, end in zip(errors, told, ends, strict=True)
         ]
 
     def find(self, paths: Sequence[str]) -> list[int]:
@@ -204,6 +206,11 @@ def names_of(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
 def address_of_bytes(memory: memoryview) -> int:
     """Return where memory begins, of which there is some."""
     return native.address_of(np.frombuffer(memory, np.uint8))
+
+
+def _address(memory: memoryview) -> int:
+    """Return where memory begins that is written to, of which there is some; no array is made for that."""
+    return ctypes.addressof(_BYTE.from_buffer(memory))
 
 
 def _find(path: str) -> int:

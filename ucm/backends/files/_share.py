@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_hexdigest
 
 from ucm import native
 from ucm.backends._gate import Gate
@@ -340,7 +340,7 @@ class Share:
 
     def _path(self, key: PackedKey) -> str:
         """Return where a block lies; what spreads blocks is not what attackers choose."""
-        spread = f"{xxh3_64_intdigest(key):016x}"
+        spread = xxh3_64_hexdigest(key)
         return f"{self._blocks}/{spread[:2]}/{spread[2:4]}/{key.hex()}"
 
 
