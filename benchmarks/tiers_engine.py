@@ -107,9 +107,14 @@ def agent_status(slab: Path) -> Any:  # noqa: ANN401
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(TIMEOUT_S)
         until = time.monotonic() + TIMEOUT_S
-        while not (slab / SOCKET_NAME).exists() and time.monotonic() < until:
-            time.sleep(0.02)  # an engine does not wait for its agent
-        peer.connect(str(slab / SOCKET_NAME))
+        while True:  # an engine does not wait for its agent
+            try:
+                peer.connect(str(slab / SOCKET_NAME))
+                break
+            except (FileNotFoundError, ConnectionRefusedError):  # nobody listens yet
+                if time.monotonic() > until:
+                    raise
+            time.sleep(0.02)
         peer.sendall(encode_frame(GetStatus()))
         data = b""
         while piece := peer.recv(1 << 16):
