@@ -25,4 +25,14 @@ ENG = (
         replace="except RecursionError:",
         killers=(f"{_READER}::test_wish_that_makes_no_sense_is_as_if_not_given",),
     ),
+    Mutant(
+        name="medium_that_no_message_carries",
+        why="A request with half a surrogate pair waits for tiers that are never asked.",
+        file=_WISHES,
+        find="if not medium.isprintable():",
+        replace="if False:",
+        killers=(
+            f"{_READER}::test_words_of_the_engine_that_make_no_sense_are_counted",
+        ),
+    ),
 )

@@ -119,6 +119,14 @@ KEYS = (
         ),
     ),
     Mutant(
+        name="environment_left_out",
+        why="Weights that a variable has quantised to four bits use blocks of eight.",
+        file=_IDENTITY,
+        find='        "environment": _environment(),\n',
+        replace="",
+        killers=(f"{_OTHERS}::test_what_variables_quantise_or_pack_counts",),
+    ),
+    Mutant(
         name="draft_left_out",
         why="Heads that draft in another way share the blocks of their layers.",
         file=_IDENTITY,

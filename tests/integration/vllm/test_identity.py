@@ -176,6 +176,24 @@ class TestOthers:
         other = told(load_config=extra | {"load_format": "sharded_state"})
         assert {"pattern": "rank-{rank}"} == other["loader"]
 
+    @pytest.mark.parametrize(
+        ("name", "text", "value"),
+        [
+            ("VLLM_CPU_INT4_W4A8", "0", False),
+            ("VLLM_HUMMING_ONLINE_QUANT_CONFIG", '{"bits": 4}', {"bits": 4}),
+            ("VLLM_HUMMING_INPUT_QUANT_CONFIG", '{"dtype": "int8"}', {"dtype": "int8"}),
+            ("VLLM_MARLIN_INPUT_DTYPE", "int8", "int8"),
+            ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1", True),
+        ],
+    )
+    def test_what_variables_quantise_or_pack_counts(
+        self, monkeypatch, name, text, value
+    ):
+        """R-05: the engine has no field for it: weights of four bits and of eight had equal keys."""
+        monkeypatch.setitem(vars(envs), "VLLM_SSM_CONV_STATE_LAYOUT", None)
+        monkeypatch.setenv(name, text)
+        assert {"environment": {name: value}} == told()
+
     def test_device_types_of_one_name_are_told_apart(self, monkeypatch):
         """R-05: AMD's device type is called cuda as well, and packs pages otherwise."""
         platform = SimpleNamespace(is_rocm=lambda: True, is_fp8_fnuz=lambda: True)

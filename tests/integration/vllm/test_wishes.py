@@ -154,6 +154,7 @@ class TestReader:
             ({"kv_load_tiers": "disk"}, "kv_load_tiers", Wishes()),
             ({"kv_load_tiers": [7]}, "kv_load_tiers", Wishes()),
             ({"kv_load_tiers": [{"medium": "x" * 99}]}, "kv_load_tiers", Wishes()),
+            ({"kv_load_tiers": [{"medium": "\ud800"}]}, "kv_load_tiers", Wishes()),
             (
                 {"kv_load_tiers": [{"locality": "moon"}, {"medium": "disk"}]},
                 "kv_load_tiers",

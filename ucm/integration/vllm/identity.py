@@ -37,6 +37,16 @@ _LENGTH_FREE = frozenset(
 
 _WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 
+_ENVIRONMENT: Mapping[str, object] = {
+    "VLLM_CPU_INT4_W4A8": True,
+    "VLLM_HUMMING_INPUT_QUANT_CONFIG": None,
+    "VLLM_HUMMING_ONLINE_QUANT_CONFIG": None,
+    "VLLM_MARLIN_INPUT_DTYPE": None,
+    "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False,
+}
+"""Variables by which weights or activations are quantised, or pages packed, and no field of the
+configuration; with what they are where nobody sets them."""
+
 
 def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
     """
@@ -121,6 +131,7 @@ def settings_of(vllm_config: Any) -> str:  # noqa: ANN401 - vLLM's VllmConfig
         "draft": _draft(getattr(vllm_config, "speculative_config", None)),
         "platform": _platform(),
         "conv_state_layout": getattr(envs, "VLLM_SSM_CONV_STATE_LAYOUT", None),
+        "environment": _environment(),
         "loader": _loader(vllm_config.load_config),
     }
     plain = {name: _plain(name, value) for name, value in found.items() if value}
@@ -182,6 +193,12 @@ def _draft(speculative: Any) -> object:  # noqa: ANN401 - vLLM's SpeculativeConf
     return {
         name: value for name in names if (value := getattr(speculative, name, None))
     }
+
+
+def _environment() -> object:
+    """Return the variables that are set to what the engine does not do by itself."""
+    found = {name: getattr(envs, name, unset) for name, unset in _ENVIRONMENT.items()}
+    return {name: one for name, one in found.items() if one != _ENVIRONMENT[name]}
 
 
 def _platform() -> object:

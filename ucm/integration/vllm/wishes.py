@@ -204,6 +204,8 @@ def _filter(entry: object) -> tuple[str, str] | None:
         return None
     if len(medium) > _MOST_WORD or locality.lower() not in _LOCALITIES:
         return None
+    if not medium.isprintable():  # half a surrogate pair, say, which no message carries
+        return None
     return medium.lower(), locality.lower()
 
 
