@@ -6,7 +6,7 @@ import queue
 import pytest
 
 from tests.agent.test_client import LIMIT_S, World, wait_for_end, want
-from ucm.agent.protocol import Done
+from ucm.agent.protocol import Done, GetStatus
 from ucm.tracing import AGENT_LOST
 
 
@@ -48,3 +48,18 @@ def test_agent_that_has_gone_is_told_in_words(world, said) -> None:
     event, error = lines.get(timeout=LIMIT_S)
     words = "it has ended, or closed the connection ("
     assert (AGENT_LOST, True) == (event, error.startswith(words))
+
+
+def test_nothing_is_sent_to_one_that_is_seen_to_be_gone(world, caplog) -> None:
+    """R-63: many questions that come as an agent dies wrote as many lines of asyncio's into
+    the engine's output, before the loop had heard of the death."""
+    client = world.join()
+
+    def ask_the_dead() -> None:
+        world.agent.hang_up()
+        for _ in range(20):
+            client.send(GetStatus())
+
+    client.call(ask_the_dead)
+    assert AGENT_LOST == world.told.wait()
+    assert [] == [line for line in caplog.records if line.name == "asyncio"]

@@ -111,7 +111,9 @@ def talk(tmp_path: Path, talking, laid=KEYS, ledger=Ledger, status=tell_status):
                 async def core_of(_):
                     return await inline(lambda: core)
 
-                peer = Connection(*(pipe, core_of, status), ["memory"], ledger)
+                peer = Connection(
+                    *(pipe, core_of, status), ["memory"], ledger, nonce="this one"
+                )
 
                 async def serve():
                     problems.append(await peer.serve())
@@ -127,7 +129,8 @@ def talk(tmp_path: Path, talking, laid=KEYS, ledger=Ledger, status=tell_status):
 
 class TestTalk:
     def test_want_is_answered_with_what_was_found(self, tmp_path) -> None:
-        """R-53: an engine that has said hello has its wants fetched and answered."""
+        """R-53: an engine that has said hello has its wants fetched and answered, and knows by
+        whom."""
 
         async def talking(pipe, core):
             pipe.say(HELLO, ask_for(7))
@@ -135,7 +138,7 @@ class TestTalk:
 
         told, problem, _ = talk(tmp_path, talking)
         assert (
-            Welcome(PROTOCOL_VERSION, ["memory"]),
+            Welcome(PROTOCOL_VERSION, ["memory"], "this one"),
             Done(7, 8, "", b"\1" * 8),
         ) == told
         assert "" == problem

@@ -281,7 +281,7 @@ class TestAgent:
         self, place, monkeypatch
     ) -> None:
         """R-63: an engine starts the agent that is not there, once, and again when it was
-        killed; its settings travel whole."""
+        killed; its settings travel whole. R-52: who had the one knows that it has another."""
         monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
         monkeypatch.chdir(ROOT)
         launch = Launcher(UCMConfig.from_mapping(place.settings))
@@ -290,10 +290,11 @@ class TestAgent:
             first = agent_pid(launch)
             launch()
             assert first == agent_pid(launch)
-            with place.client():
+            with place.client() as client:
                 end_agent(launch)
                 until(lambda: launch() or first != agent_pid(launch))
                 until(lambda: is_served(place, agent_pid(launch)))
+                until(lambda: 2 == client.agents.count)
             assert 0 == end_agent(launch, signal.SIGTERM)
 
     def test_settings_that_end_with_their_engine_are_one_line(self, place) -> None:

@@ -48,7 +48,37 @@ FAULTS = (
         file=_HEALTH,
         find="        if (told.pid, told.nonce) != self._agent:\n",
         replace="        if told.pid != self._agent[0]:\n",
-        killers=(f"{_REFRESH}::test_successor_of_the_same_process_id_is_counted",),
+        killers=(
+            f"{_REFRESH}::test_successor_of_the_same_process_id_is_another_agent",
+        ),
+    ),
+    Mutant(
+        name="agents_counted_as_one",
+        why="An agent that dies as it starts, again and again, is no news in metrics.",
+        file="ucm/agent/dialing.py",
+        find="if not self.count or welcome.nonce != self._nonce:",
+        replace="if not self.count:",
+        killers=(f"{_REFRESH}::test_every_agent_is_counted_that_was_there",),
+    ),
+    Mutant(
+        name="agent_that_does_not_say_which_it_is",
+        why="All agents are one to who meets them.",
+        file="ucm/agent/connection.py",
+        find="Welcome(PROTOCOL_VERSION, self._media, self._nonce)",
+        replace="Welcome(PROTOCOL_VERSION, self._media)",
+        killers=(
+            "tests/agent/test_connection.py::TestTalk::test_want_is_answered_with_what_was_found",
+        ),
+    ),
+    Mutant(
+        name="asked_the_dead",
+        why="As an agent dies under load, asyncio writes a line for each question.",
+        file="ucm/agent/client.py",
+        find="self._writer is None or self._writer.is_closing() or",
+        replace="self._writer is None or",
+        killers=(
+            "tests/agent/test_client_brief.py::test_nothing_is_sent_to_one_that_is_seen_to_be_gone",
+        ),
     ),
     Mutant(
         name="one_tier_of_a_medium_stands_for_all",

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from ucm.agent.dialing import dial, receive, why_lost
+from ucm.agent.dialing import Agents, dial, receive, why_lost
 from ucm.agent.launch import Pauses
 from ucm.agent.mirror import Follower
 from ucm.agent.protocol import (
@@ -104,13 +104,13 @@ class AgentClient:
         """By number, who is to hear that no answer is to come any more."""
         self._silent_until = 0.0
         """If no word comes by then, the agent is taken for stopped; 0: none is due."""
-        self._is_up = False
+        self._is_up = self._is_told_silent = False
         self._follower: Follower | None = None
         self.media: Sequence[str] = ()
         """Those of the tiers of the agent that was there last."""
         self.status: Mapping[str, object] = {}
         """How the agent said last that it is; see ``look``."""
-        self._is_told_silent = False
+        self.agents = Agents()
         self._refusal = ""
         """Why an agent did not serve us, as it was told last."""
         self._is_closing = threads.event()
@@ -304,6 +304,7 @@ class AgentClient:
         self._silent_until = 0.0  # a want may have come while the last one was lost
         self._is_up = True
         self.media = tuple(answer.media)
+        self.agents.met(answer)
         self._log.info(AGENT_JOINED, media=answer.media)
         if self._follower is not None:
             self._follower.joined(self.media)
@@ -352,7 +353,7 @@ class AgentClient:
 
     def send(self, message: ToAgent) -> None:
         """Send if an agent is there; on the client's thread."""
-        if self._writer is None or not self._is_up:
+        if self._writer is None or self._writer.is_closing() or not self._is_up:
             return
         if self._untaken > _MOST_WAITING:
             self._hang_up()

@@ -74,6 +74,7 @@ class Connection:
         media: Of the tiers, in order.
         ledger: Returns that of the node, which begins with the first engine that asks for it.
         tiers: Their digest; empty: an engine may be set to have any.
+        nonce: The agent's.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Connection:
         media: list[str],
         ledger: Callable[[], Ledger],
         tiers: str = "",
+        nonce: str = "",
     ) -> None:
         self._stream = stream
         self._core_of = core_of
@@ -97,6 +99,7 @@ class Connection:
         self._is_saying = False
         """Whether an answer to how the agent is is under way; one is enough."""
         self._tiers = tiers
+        self._nonce = nonce
         self._scopes: dict[int, anyio.CancelScope] = {}
         self._sending = anyio.Lock()
         self._tasks: TaskGroup | None = None
@@ -158,7 +161,7 @@ class Connection:
         except (ConfigError, StoreError) as exc:
             await self._send(Refused(str(exc)))
             return None
-        await self._send(Welcome(PROTOCOL_VERSION, self._media))
+        await self._send(Welcome(PROTOCOL_VERSION, self._media, self._nonce))
         return core
 
     async def _obey(self, message: ToAgent, core: AgentCore, tasks: TaskGroup) -> None:

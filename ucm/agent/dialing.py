@@ -13,17 +13,37 @@ import socket
 import weakref
 from typing import Final
 
+import attrs
 import msgspec
 
-from ucm.agent.protocol import FRAME_HEADER, FromAgent, decode_frame, frame_bytes
+from ucm.agent.protocol import (
+    FRAME_HEADER,
+    FromAgent,
+    Welcome,
+    decode_frame,
+    frame_bytes,
+)
 
-__all__ = ["dial", "receive", "why_lost"]
+__all__ = ["Agents", "dial", "receive", "why_lost"]
 
 _DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
     FromAgent
 )
 
 _in_this_process: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+@attrs.define
+class Agents:
+    """Those of a node, as a client meets one after the other; again and again the same, too."""
+
+    count: int = 0
+    _nonce: str = ""
+
+    def met(self, welcome: Welcome) -> None:
+        """Count who says so, unless it is the one that was there before."""
+        if not self.count or welcome.nonce != self._nonce:
+            self.count, self._nonce = self.count + 1, welcome.nonce
 
 
 async def dial(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

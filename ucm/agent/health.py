@@ -79,6 +79,7 @@ class AgentHealth:
         self._counters = counters
         self._types = [str(tier["type"]) for tier in tiers]
         self._agent = (0, "")
+        self._num_agents = 0
         self._totals: Mapping[str, int] = {}
         self._servers: set[tuple[str, str]] = set()
         """Of tiers, by medium and name, that have a gauge of their own."""
@@ -91,6 +92,10 @@ class AgentHealth:
         self._client.look()
         is_up = self._client.is_up
         self._counters.set("ucm_agent_up", int(is_up))
+        with self._lock:
+            if more := self._client.agents.count - self._num_agents:
+                self._num_agents += more
+                self._counters.add("ucm_agents_total", more)
         try:
             told = msgspec.convert(self._client.status, _Told)
         except msgspec.ValidationError:  # nothing yet, or what another release says
@@ -133,7 +138,6 @@ class AgentHealth:
         totals = _totals_of(told)
         if (told.pid, told.nonce) != self._agent:
             self._agent, self._totals = (told.pid, told.nonce), {}
-            self._counters.add("ucm_agents_total", 1)
         before, self._totals = self._totals, totals
         self._counters.add_all(
             {key: more for key in totals if (more := totals[key] - before.get(key, 0))}

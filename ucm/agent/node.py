@@ -232,7 +232,7 @@ class Node:
             tiers = digest_of(self._config.tiers)
             peer = Connection(
                 *(stream, self._core_of, self._status, self._media),
-                *(self._keep_ledger, tiers),
+                *(self._keep_ledger, tiers, self._nonce),
             )
             try:
                 if problem := await peer.serve():

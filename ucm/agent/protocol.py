@@ -166,10 +166,11 @@ class GetStatus(msgspec.Struct, tag="get_status", frozen=True):
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):
-    """The agent serves this engine; from these media."""
+    """The agent serves this engine; from these media. The nonce is another one for each agent."""
 
     version: int
     media: list[str]
+    nonce: str = ""
 
 
 class Refused(msgspec.Struct, tag="refused", frozen=True):

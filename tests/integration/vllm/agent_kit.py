@@ -4,6 +4,7 @@
 import attrs
 
 from ucm.agent.client import Answer
+from ucm.agent.dialing import Agents
 
 __all__ = ["FakeClient"]
 
@@ -21,6 +22,7 @@ class FakeClient:
     dropped: list = attrs.Factory(list)
     media: tuple = ("disk", "redis")
     status: dict = attrs.Factory(dict)
+    agents: Agents = attrs.Factory(Agents)
     looks: int = 0
     forgotten: list = attrs.Factory(list)
     told: list = attrs.Factory(list)
