@@ -92,6 +92,7 @@ __all__ = [
     "open_log",
     "summarize",
     "unix_before",
+    "unix_now",
 ]
 
 VERSION: Final = 1
@@ -265,9 +266,13 @@ def num_dropped(log: Log) -> int:
     return logger.writer.num_dropped if isinstance(logger, _LineLogger) else 0
 
 
+unix_now: Final = time.time  # noqa: TID251 - for people and their other logs
+"""Returns the time of day, as the lines' own stamps."""
+
+
 def unix_before(seconds: float) -> float:
-    """Return the time of day some seconds ago, as the lines' own stamps."""
-    return time.time() - seconds  # noqa: TID251 - for people and their other logs
+    """Return the time of day some seconds ago."""
+    return unix_now() - seconds
 
 
 class _LineLogger:

@@ -84,9 +84,9 @@ class TestOpenTransfers:
         assert not book.end(TransferKind.SAVE, order.transfer_id, 0)
         assert not book.end(TransferKind.SAVE, order.transfer_id, 0)
         assert not book.end(TransferKind.LOAD, order.transfer_id, 1)
-        assert book.is_saving(0, HASHES[1])
+        assert HASHES[1] in book.saving[0]
         assert book.end(TransferKind.SAVE, order.transfer_id, 1)
-        assert not book.is_saving(0, HASHES[1])
+        assert HASHES[1] not in book.saving[0]
         assert not book.end(TransferKind.SAVE, order.transfer_id, 1)
         assert 3 == book.strays
 

@@ -177,7 +177,9 @@ class SchedulerAdapter:
         why = MatchReason.BYPASS if self.bypass else self._lives.declines(request_id)
         if why is not None:
             return match.declined(why, *asked)
-        room = self._queued_loads.room_tokens(request_id)
+        room, queue = NO_WISHES.most_loaded, self._queued_loads
+        if queue.is_bounded:
+            room = queue.room_tokens(request_id)
         limit = min(room, wishes.most_loaded)
         if limit >= num_tokens:  # as without a limit
             return match.match(*asked, self._transfers.denied)

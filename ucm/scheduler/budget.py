@@ -17,7 +17,6 @@ find out. Shares, with what must come at once or not:
 A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor saved.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -167,12 +166,16 @@ class LoadQueue:
             step that orders the load, and nothing may be left to a later plan.
     """
 
-    __slots__ = ("_blocks", "_layout", "_max_blocks", "_nbytes", "_orders", "_parks")
+    __slots__ = (
+        *("_blocks", "_layout", "_max_blocks", "_nbytes", "_orders", "_parks"),
+        "is_bounded",
+    )
 
     def __init__(self, layout: KVLayout, max_blocks: int, *, parks: bool) -> None:
         self._layout = layout
         self._max_blocks = max_blocks
-        self._parks = parks
+        self._parks, self.is_bounded = parks, not parks
+        """Whether ``room_tokens`` limits what is promised."""
         self._orders: list[SpanOrder] = []
         self._blocks = self._nbytes = 0  # of all orders, if none may be left over
 
@@ -187,9 +190,7 @@ class LoadQueue:
             self._nbytes += order_nbytes(order)
 
     def room_tokens(self, request_id: str) -> int:
-        """Return how many tokens may still be promised to a request."""
-        if self._parks:
-            return sys.maxsize
+        """Return how many tokens may still be promised to a request, if that is bounded."""
         nbytes = _LOAD_NBYTES - self._nbytes
         blocks = self._max_blocks - self._blocks
         blocks = max(0, min(blocks, nbytes // block_nbytes(request_id)))

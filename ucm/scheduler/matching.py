@@ -36,8 +36,6 @@ _LONGEST_LOOK: Final = 1024
 
 DeniedKey = tuple[int, bytes]
 """Group id and block hash of a block that must not be loaded."""
-_At = tuple[GroupLayout, int] | None
-"""A block that is missing, by its group and position."""
 
 
 class BlockIndex(Protocol):
@@ -161,19 +159,16 @@ class PrefixMatcher:
             return PrefixMatch(0, MatchReason.TOO_SHORT)
         try:
             top, missing = self._bound_full(top, hashes, computed_tokens, denied)
-            lower: _At = None
             if self._windows:
                 top, lower = self._walk_windows(top, hashes, computed_tokens, denied)
+                missing = lower or missing
         except StoreBypassedError:
             return PrefixMatch(0, MatchReason.PAUSED, wanted)
         except StoreUnavailableError:
             return PrefixMatch(0, MatchReason.UNAVAILABLE, wanted)
-        block = None
-        if found := lower or missing:
-            block = MissingBlock(*found, hashes[self.layout.hash_index(*found)])
         if top <= computed_tokens:
-            return PrefixMatch(0, MatchReason.MISS, wanted, block)
-        return PrefixMatch(top - computed_tokens, MatchReason.HIT, wanted, block)
+            return PrefixMatch(0, MatchReason.MISS, wanted, missing)
+        return PrefixMatch(top - computed_tokens, MatchReason.HIT, wanted, missing)
 
     def declined(
         self,
@@ -257,25 +252,25 @@ class PrefixMatcher:
         hashes: Sequence[bytes],
         computed_tokens: int,
         denied: Collection[DeniedKey],
-    ) -> tuple[int, _At]:
+    ) -> tuple[int, MissingBlock | None]:
         """
         Return the longest length up to *top* that every full group allows, and why.
 
         The first look is a short one: most prompts that are new differ at once.
         """
-        missing: _At = None
-        num_shards = len(self._shards)
+        missing, num_shards = None, len(self._shards)
         for group in self._full:
             size = group.block_tokens
             start, stop, num_keys = computed_tokens // size, top // size, _FIRST_LOOK
             while start < stop:
                 end = min(start + max(1, num_keys // num_shards), stop)
-                wanted = self.layout.hashes_of(group, hashes, start, end)
+                wanted = named = self.layout.hashes_of(group, hashes, start, end)
                 if denied:
-                    wanted = _before_first(denied, group, wanted)
-                start += self._index.match(self.keys_of(group, wanted)) // num_shards
+                    wanted = _before_first(denied, group, named)
+                found = self._index.match(self.keys_of(group, wanted)) // num_shards
+                start += found
                 if start < end:
-                    missing = group, start
+                    missing = MissingBlock(group, start, named[found])
                     break
                 num_keys = min(_GROWTH * num_keys, _LONGEST_LOOK)
             top = start * size // self._align * self._align
@@ -289,7 +284,7 @@ class PrefixMatcher:
         hashes: Sequence[bytes],
         computed_tokens: int,
         denied: Collection[DeniedKey],
-    ) -> tuple[int, _At]:
+    ) -> tuple[int, MissingBlock | None]:
         """Return the longest length up to *top* that all other groups allow, and why."""
 
         def missing_of(group: GroupLayout) -> _Missing:
@@ -301,12 +296,13 @@ class PrefixMatcher:
             return _Missing(look_up, computed_tokens // size, top // size)
 
         windows = [(group, missing_of(group)) for group in self._windows]
-        lacks: _At = None
+        lacks = None
         while top > computed_tokens:
             for group, missing in windows:
                 lowest = missing.lowest_in(group.window_blocks(top))
                 if lowest is not None:
-                    lacks = group, lowest
+                    block_hash = hashes[self.layout.hash_index(group, lowest)]
+                    lacks = MissingBlock(group, lowest, block_hash)
                     top = lowest * group.block_tokens // self._align * self._align
                     break
             else:

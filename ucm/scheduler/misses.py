@@ -154,7 +154,7 @@ class Misses:
         if transfers.denied and (group_id, block_hash) in transfers.denied:
             is_corrupt = known is not None and known[0].reason is MissReason.CORRUPT
             return MissReason.CORRUPT if is_corrupt else MissReason.DENIED, detail
-        if transfers.is_saving(group_id, block_hash):
+        if block_hash in transfers.saving[group_id]:
             return MissReason.NOT_COMMITTED, {"text": "this engine is saving it"}
         if told.fate is Fate.NEVER:  # nearly always
             reason = MissReason.NEVER_OFFERED if known is None else known[0].reason

@@ -70,12 +70,12 @@ class OpenTransfers:
         "_load_spans",
         "_num_ranks",
         "_open",
-        "_saving",
         "denied",
         "filling",
         "limits",
         "num_open",
         "saved_blocks",
+        "saving",
         "strays",
         "unsaved",
     )
@@ -93,7 +93,8 @@ class OpenTransfers:
         self.resize(span_blocks)
         self._ids = itertools.count(1)
         self._open: dict[int, _Open] = {}
-        self._saving: dict[int, set[bytes]] = {group: set() for group in span_blocks}
+        self.saving: dict[int, set[bytes]] = {group: set() for group in span_blocks}
+        """By group, the blocks that a ticket writes, or is about to be opened for."""
         self.filling: dict[int, int] = {}
         """By block of the engine, the last load that fills it."""
         self.denied = Denials()
@@ -305,7 +306,7 @@ class OpenTransfers:
 
         The next ``open_saves`` saves it, unless it *is_saved* later, or never.
         """
-        saving, hashes = self._saving[group_id], run.hashes
+        saving, hashes = self.saving[group_id], run.hashes
         mine = [run]
         if not saving.isdisjoint(hashes) or len(set(hashes)) < len(hashes):
             first = {each: at for at, each in reversed(list(enumerate(hashes)))}
@@ -318,10 +319,6 @@ class OpenTransfers:
                 saving.update(each.hashes)
         return mine
 
-    def is_saving(self, group_id: int, block_hash: bytes) -> bool:
-        """Return whether a ticket writes the block, or is about to be opened for it."""
-        return block_hash in self._saving[group_id]
-
     def loads_into(self, block_ids: Iterable[int]) -> set[int]:
         """Return the open loads that fill one of the blocks."""
         return {self.filling[each] for each in block_ids if each in self.filling}
@@ -331,7 +328,7 @@ class OpenTransfers:
         return {
             "open_saves": self.num_open[TransferKind.SAVE],
             "open_loads": self.num_open[TransferKind.LOAD],
-            "keys_being_saved": sum(map(len, self._saving.values())),
+            "keys_being_saved": sum(map(len, self.saving.values())),
             "blocks_being_filled": len(self.filling),
             "denied_keys": len(self.denied),
         }
@@ -349,9 +346,7 @@ class OpenTransfers:
             each.transfer_id for each in saves
         }
         saving = [key for order in saves for key in _keys_of(order)]
-        known = {
-            (group, each) for group in self._saving for each in self._saving[group]
-        }
+        known = {(group, each) for group in self.saving for each in self.saving[group]}
         if len(saving) != len(set(saving)) or set(saving) != known:
             raise LedgerError("two open saves write one block, or the index is off")
         if not loads.issuperset(self.filling.values()):
@@ -363,7 +358,7 @@ class OpenTransfers:
         self.num_open[order.kind] -= 1
         if order.kind is TransferKind.SAVE:
             group_id = order.group_id
-            self._saving[group_id].difference_update(entry.hashes)
+            self.saving[group_id].difference_update(entry.hashes)
             if not entry.is_stored:
                 hashes, now = entry.hashes, self.denied.now
                 self.unsaved.ended(group_id, hashes, entry.reason, now)

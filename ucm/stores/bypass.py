@@ -17,7 +17,7 @@ its load has ended on all ranks that had trouble, the others are misses.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import attrs
 
@@ -29,7 +29,6 @@ from ucm.stores.abc import Store
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import SYSTEM
 from ucm.tracing import STORE_ANSWERS, STORE_BYPASSED, Log
-from ucm.uses import Uses
 
 __all__ = ["BypassStore"]
 
@@ -43,8 +42,6 @@ _KEPT_WAITING: Final = (Reason.DEADLINE, Reason.UNAVAILABLE, Reason.STORE_HUNG)
 """Ends of loads for which the store is to blame, and no single block."""
 _ANSWERED: Final = (Reason.NONE, Reason.EVICTED, Reason.CORRUPT)
 """Ends of loads for which the store gave what it had; others say nothing about it."""
-
-_T = TypeVar("_T")
 
 
 @attrs.define
@@ -64,6 +61,35 @@ class _Pause:
         """Pause, twice as long as the last time if nothing was well since."""
         self.seconds = min(max(2 * self.seconds, _FIRST_S), _LONGEST_S)
         self.until = now + self.seconds
+
+
+def _asks(verb: str) -> Callable[..., Any]:
+    """Return what asks the inner store, in one call: it costs each new request one."""
+
+    def ask(self: "BypassStore", keys: Sequence[PackedKey], *more: object) -> Any:  # noqa: ANN401 - the verb's answer
+        """Ask, unless the store is bypassed; StoreBypassedError then."""
+        started, loads = self._clock(), self._loads
+        until = max(self._lookups.until, loads.until)
+        if started < until:
+            self._counters.add("ucm_bypassed_lookups_total", 1)
+            raise StoreBypassedError(
+                f"the store is not asked for another {until - started:.1f} s"
+            )
+        try:
+            answer = getattr(self.inner, verb)(keys, *more)
+        except StoreUnavailableError as exc:
+            self._judge(Reason.UNAVAILABLE, str(exc))
+            raise
+        took = self._clock() - started
+        if took > _SLOW_S + _SLOW_PER_KEY_S * len(keys):
+            self._judge(Reason.SLOW, f"{len(keys)} keys took {took:.3f} s")
+            return answer
+        self._bad.append(False)
+        if self._lookups.seconds:
+            self._end(self._lookups)
+        return answer
+
+    return ask
 
 
 class BypassStore(WrapperStore):
@@ -88,6 +114,7 @@ class BypassStore(WrapperStore):
         clock: Callable[[], float] = SYSTEM.monotonic,
     ) -> None:
         super().__init__(inner)
+        self.fates = inner.fates  # type: ignore[method-assign]  # no call more: asked in each life
         self._counters = counters
         self._log = log
         self._clock = clock
@@ -107,42 +134,9 @@ class BypassStore(WrapperStore):
         """Whether the store has not answered well since it was bypassed."""
         return self._lookups.seconds + self._loads.seconds > 0
 
-    def match(self, keys: Sequence[PackedKey]) -> int:
-        """Ask, unless the store is bypassed; StoreBypassedError then."""
-        return self._ask(self.inner.match, keys)
-
-    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
-        """Ask, unless the store is bypassed; StoreBypassedError then."""
-        return self._ask(self.inner.contains, keys)
-
-    def touch(self, keys: Sequence[PackedKey], uses: Uses | None = None) -> None:
-        """Mark, unless the store is bypassed; StoreBypassedError then."""
-        touch = self.inner.touch
-        self._ask(lambda keys: touch(keys, uses), keys)
-
-    def _ask(
-        self, look: Callable[[Sequence[PackedKey]], _T], keys: Sequence[PackedKey]
-    ) -> _T:
-        started = self._clock()
-        until = max(self._lookups.until, self._loads.until)
-        if started < until:
-            self._counters.add("ucm_bypassed_lookups_total", 1)
-            raise StoreBypassedError(
-                f"the store is not asked for another {until - started:.1f} s"
-            )
-        try:
-            answer = look(keys)
-        except StoreUnavailableError as exc:
-            self._judge(Reason.UNAVAILABLE, str(exc))
-            raise
-        took = self._clock() - started
-        if took > _SLOW_S + _SLOW_PER_KEY_S * len(keys):
-            self._judge(Reason.SLOW, f"{len(keys)} keys took {took:.3f} s")
-            return answer
-        self._bad.append(False)
-        if self._lookups.seconds:
-            self._end(self._lookups)
-        return answer
+    match = _asks("match")
+    contains = _asks("contains")
+    touch = _asks("touch")
 
     def _judge(self, trouble: Reason, text: str) -> None:
         """Take note of a bad answer, and of what was wrong with it."""

@@ -27,7 +27,7 @@ from ucm.tracing import (
     REQUEST_ENDED,
     Log,
     is_told,
-    unix_before,
+    unix_now,
 )
 
 __all__ = ["LifeLog"]
@@ -62,7 +62,7 @@ class LifeLog:
         if record is None:  # no detour by ``__missing__``
             record = present[request.request_id] = Record(request.request_id)
         if not record.began_s:
-            record.began_s = unix_before(0.0)
+            record.began_s = unix_now()
             record.prompt_tokens = request.num_prompt_tokens
             if headers := getattr(request, "trace_headers", None):
                 record.trace = traceparent_in(headers)

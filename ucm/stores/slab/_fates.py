@@ -73,7 +73,9 @@ class Fates:
 
     def of(self, fingerprint: int, now_ns: int) -> Told:
         """Return what became of a block that is not there."""
-        if (sketch := self._usable()) is None:
+        sketch = self._sketch  # as ``_usable``, without its call
+        if sketch is None or seek(self._fd, 0, os.SEEK_END) < self._nbytes:
+            self._sketch = None
             return _UNKNOWN
         found = sketch.get(fingerprint)
         if found is None or not 1 <= found[0] <= len(_KEPT):

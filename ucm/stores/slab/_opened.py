@@ -166,7 +166,7 @@ class OpenedSlab:
             StoreUnavailableError: As ``check`` does.
         """
         _, fd, nbytes, _ = self._files[0]
-        is_well = self.is_open and not self._lost and os.getpid() == self._pid
+        is_well = self.is_open and not self._lost  # nor is it open behind a fork
         is_well = is_well and time.monotonic() < self._look_at
         if not is_well or seek(fd, 0, os.SEEK_END) < nbytes:
             self.check()
