@@ -98,7 +98,7 @@ COMPANY = (
         name="later_blocks_go_first",
         why="A prompt is found nowhere although all but its first block are stored.",
         file=_SAVES,
-        find="            self._take_left(life.stay, life.queued, is_over=False)  # comes before\n",
+        find="            self._take_left([(life.stay, life.queued)], is_over=False)  # comes before\n",
         replace="",
         killers=(f"{_WAITING}::test_what_fills_a_ticket_does_not_wait",),
     ),
@@ -113,9 +113,9 @@ COMPANY = (
     Mutant(
         name="former_life_is_saved",
         why="Blocks that are another request's are stored under the keys of the former.",
-        file=_LIVES,
-        find=" and self.may_save and not self.is_over",
-        replace=" and self.may_save",
+        file=_COMPANY,
+        find=" and life.may_save and not life.is_over",
+        replace=" and life.may_save",
         killers=(
             f"{_ENDS}::test_preempted_request_saves_nothing_and_others_go",
             f"{_ENDS}::test_blocks_of_a_former_life_are_not_saved",
@@ -124,9 +124,9 @@ COMPANY = (
     Mutant(
         name="waiting_blocks_outlive_a_doubt",
         why="What former weights computed is stored under the key space of the new ones.",
-        file=_LIVES,
-        find=" and self.may_save and not self.is_over",
-        replace=" and not self.is_over",
+        file=_COMPANY,
+        find=" and life.may_save and not life.is_over",
+        replace=" and not life.is_over",
         killers=(f"{_ENDS}::test_doubt_about_the_weights_drops_what_waits",),
     ),
     Mutant(
@@ -277,7 +277,7 @@ COMPANY = (
         name="look_at_which_a_request_is_long_enough_is_late",
         why="R-56: one that ends within these tokens is never saved, nor counted as dropped.",
         file="ucm/scheduler/lives.py",
-        find="self.due.patience if life.cursors is None else 0",
+        find="patience if life.cursors is None else 0",
         replace="0",
         killers=(
             "tests/scheduler/test_shortest.py::TestShortest::test_request_that_ends_just_above_the_limit_is_saved",

@@ -44,8 +44,8 @@ ENDS = (
         name="saved_on_a_load_that_is_open",
         why="What was computed on blocks that do not come is stored under good keys.",
         file=_ENDINGS,
-        find="if not each.life.loads]:",
-        replace="if each.life.loads is not None]:",
+        find="if not each.life.loads]\n",
+        replace="if each.life.loads is not None]\n",
         killers=(_SAVED,),
     ),
     Mutant(
@@ -84,10 +84,12 @@ ENDS = (
         name="open_load_holds_up_the_saves_of_others",
         why="A load that hangs has all requests that end keep their blocks.",
         file=_ENDINGS,
-        find="for ending in [each for each in self._waiting if not each.life.loads]:",
-        replace="for ending in list(self._waiting):\n"
-        "            if ending.life.loads:\n"
-        "                return",
+        find="        ended = [each for each in self._waiting if not each.life.loads]\n",
+        replace="        ended = []\n"
+        "        for each in self._waiting:\n"
+        "            if each.life.loads:\n"
+        "                break\n"
+        "            ended.append(each)\n",
         killers=(f"{_TESTS}::test_another_that_ended_passes_one_whose_load_is_open",),
     ),
     Mutant(

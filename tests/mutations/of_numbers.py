@@ -117,8 +117,8 @@ NUMBERS = (
         name="more_promised_than_a_plan_holds",
         why="R-17: a step that computes on its loads gets only a part of them.",
         file=_BUDGET,
-        find="        if self._parks:\n            return sys.maxsize\n",
-        replace="        if True:\n            return sys.maxsize\n",
+        find="self._parks, self.is_bounded = parks, not parks",
+        replace="self._parks, self.is_bounded = parks, False",
         killers=(
             f"{_SIZES}::TestLoads::test_request_that_does_not_wait_is_promised_what_one_plan_holds",
         ),

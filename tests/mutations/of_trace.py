@@ -106,8 +106,8 @@ TRACE = (
         name="request_told_before_its_saves",
         why="Its line calls blocks unsaved that are about to be.",
         file=_RECORDS,
-        find="return not is_left and self.unsettled_blocks == self._num_unknown",
-        replace="return not is_left",
+        find="        is_open |= record.unsettled_blocks != record.num_unknown\n",
+        replace="",
         killers=(f"{_OVER}::test_saves_and_kept_blocks_are_waited_for",),
     ),
     Mutant(

@@ -89,8 +89,8 @@ WHY = (
         name="lock_given_up_to_explain",
         why="R-18: to say why a block is missing an engine waits until our threads let it go on.",
         file=_SLAB_FATES,
-        find="seek(self._fd, 0, os.SEEK_END) < self._nbytes",
-        replace="os.fstat(self._fd).st_size < self._nbytes",
+        find="if sketch is None or seek(self._fd, 0, os.SEEK_END) < self._nbytes",
+        replace="if sketch is None or os.fstat(self._fd).st_size < self._nbytes",
         killers=(_LOCK,),
     ),
     Mutant(
@@ -105,8 +105,8 @@ WHY = (
         name="first_missing_is_one_too_late",
         why="R-71: the block that is named is one that nobody asked for.",
         file=_MATCHING,
-        find="                    missing = group, start\n",
-        replace="                    missing = group, min(start + 1, stop - 1)\n",
+        find="missing = MissingBlock(group, start, named[found])",
+        replace="missing = MissingBlock(group, min(start + 1, stop - 1), named[found])",
         killers=(f"{_OFFERS}::test_hit_that_falls_short_says_at_which_block",),
     ),
     Mutant(

@@ -68,7 +68,7 @@ class TestSizes:
         empty = len(encode(StepPlan(step=1)))
         size = len(encode(StepPlan(step=1, saves=(order,)))) - empty
         assert size <= order_nbytes(order) <= blocks * block_nbytes(request_id)
-        assert size <= share_nbytes(request_id, blocks, blocks)
+        assert size <= share_nbytes(len(request_id), blocks, blocks)
         failure = Failure(
             transfer_id=1 << 40,
             request_id=request_id,
@@ -103,7 +103,7 @@ class TestSizes:
         orders = tuple(book.open_saves(ONE_FULL.groups[0], refs))
         size = len(encode(StepPlan(step=1, saves=orders)))
         assert size <= sum(map(order_nbytes, orders)) + len(encode(StepPlan(step=1)))
-        counted = sum(share_nbytes(name, count, limit) for name, count in shares)
+        counted = sum(share_nbytes(len(name), count, limit) for name, count in shares)
         assert sum(map(order_nbytes, orders)) <= counted
         blocks = sum(count * block_nbytes(name) for name, count in shares)
         assert counted <= blocks

@@ -271,8 +271,8 @@ class SchedulerAdapter:
             self.foreign.look_again(facts, lives)
         self.records.ordered(saves)
         self._lives.looked_at(zip(facts.scheduled, lives, strict=True))
-        deferred = self._deferrals.take()
-        self._cut_plans += bool(unfinished or self._deferrals.num_new)
+        deferred = self._deferrals.take() if self._deferrals.new else ()
+        self._cut_plans += bool(unfinished or self._deferrals.new)
         return StepPlan(
             step=step,
             epoch=self._epoch,
@@ -370,7 +370,7 @@ class SchedulerAdapter:
             "touches": len(self._touches),
             "doubts": len(self.foreign.doubts),
             **self._selector.counts(),
-            "new_deferrals": self._deferrals.num_new,
+            "new_deferrals": len(self._deferrals.new),
             "deferred": len(self._deferrals),
             "holds": self._ledger.num_holds,
             "held_blocks": self._ledger.held_blocks,

@@ -17,6 +17,7 @@ find out. Shares, with what must come at once or not:
 A request whose id alone is longer than ``MAX_ID_CHARS`` is neither matched nor saved.
 """
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -79,10 +80,11 @@ def order_nbytes(order: SpanOrder) -> int:
     return _FIXED + owners + _NUMBER * len(order.block_ids) + len(order.hashes)
 
 
-def share_nbytes(request_id: str, num_blocks: int, span_blocks: int) -> int:
+@functools.lru_cache(maxsize=1024)
+def share_nbytes(id_chars: int, num_blocks: int, span_blocks: int) -> int:
     """Return what so many blocks of a request cost at most, in orders of full spans."""
     num_orders = -(-num_blocks // span_blocks)
-    per_order = _FIXED + _OWNER + _UTF8 * len(request_id)
+    per_order = _FIXED + _OWNER + _UTF8 * id_chars
     return num_orders * per_order + num_blocks * (_NUMBER + _MAX_HASH)
 
 
@@ -122,12 +124,12 @@ class Draft:
         room: In blocks.
     """
 
-    __slots__ = ("_nbytes", "_room", "_runs", "ended_nbytes", "ended_tickets")
+    __slots__ = ("_nbytes", "_room", "ended_nbytes", "ended_tickets", "runs")
 
     def __init__(self, room: int) -> None:
         self._room = room
         self._nbytes = SAVE_NBYTES
-        self._runs: dict[GroupId, dict[Stay, list[Run]]] = {}
+        self.runs: dict[GroupId, dict[Stay, list[Run]]] = {}
         self.ended_tickets = self.ended_nbytes = 0
 
     def room_of(self, stay: Stay) -> int:
@@ -139,8 +141,8 @@ class Draft:
         """Let the plan save blocks of a life, behind those of it that are there."""
         num_blocks = len(run.block_ids)
         self._room -= num_blocks
-        self._nbytes -= share_nbytes(stay.request_id, num_blocks, span_blocks)
-        runs = self._runs.setdefault(group_id, {}).setdefault(stay, [])
+        self._nbytes -= share_nbytes(len(stay.request_id), num_blocks, span_blocks)
+        runs = self.runs.setdefault(group_id, {}).setdefault(stay, [])
         if runs and runs[-1].at.stop == run.start:
             runs[-1] = runs[-1].then(run)
         else:
@@ -148,7 +150,7 @@ class Draft:
 
     def shares(self) -> Iterator[tuple[GroupId, list[Share]]]:
         """Yield by group what is saved; all of a life is together, in its order."""
-        for group_id, lives in self._runs.items():
+        for group_id, lives in self.runs.items():
             yield (
                 group_id,
                 [(stay, run) for stay, runs in lives.items() for run in runs],

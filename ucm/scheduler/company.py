@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from ucm.blocks import GroupId
+from ucm.scheduler.endings import Left
 from ucm.scheduler.lives import Life
-from ucm.scheduler.shares import Run, Stay
+from ucm.scheduler.shares import Run
 
 __all__ = ["MOST_STEPS", "Company", "most_waiting"]
 
@@ -50,8 +51,14 @@ class Company:
 
     def __len__(self) -> int:
         """Return how many requests have blocks that wait; on any thread."""
+        return len(self._waiting())
+
+    def _waiting(self) -> list[Life]:
+        """Return those with blocks that wait, and are still their own."""
         lives = list(self._lives.values())  # at once, whatever the scheduler does
-        return sum(life.is_waiting for life in lives)
+        return [
+            life for life in lives if life.queued and life.may_save and not life.is_over
+        ]
 
     def add(self, nbytes: int) -> None:
         """Take note that so much more waits, be it of a request that ended."""
@@ -79,14 +86,11 @@ class Company:
         since, began = self._since
         return step - since >= MOST_STEPS or now - began >= self._seconds
 
-    def leave(self, take: Callable[[Stay, list[tuple[GroupId, Run]]], None]) -> None:
+    def leave(self, take: Callable[[list[Left]], None]) -> None:
         """Let *take* take who waits; each is let go of once nothing of it is queued any more."""
-        for key, life in list(self._lives.items()):
-            if life.is_waiting:
-                take(life.stay, life.queued)
-                if life.queued:
-                    return
-            del self._lives[key]
+        waiting = self._waiting()
+        take([(life.stay, life.queued) for life in waiting])
+        self._lives = {life.key: life for life in waiting if life.queued}
 
     def leave_all(self) -> None:
         """Let go of all; what is queued is left to those whose it is."""

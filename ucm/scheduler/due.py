@@ -12,6 +12,7 @@ preempted within these tokens, and a session that its client leaves idle within 
 it goes on or ends.
 """
 
+from collections.abc import Iterable
 from typing import Final
 
 from ucm.layout import GroupKind, KVLayout
@@ -43,10 +44,11 @@ class Due(dict[str, int]):
         self._quiet = 0
         """By so many tokens, at the least, all are short of a look that may not be later."""
 
-    def put(self, request_id: str, due: int, tokens: int) -> None:
-        """Take note of when a request is due that has so many tokens now."""
-        self[request_id] = due
-        self._quiet = min(self._quiet, due - tokens + self.patience)
+    def put(self, looks: Iterable[tuple[str, int, int]]) -> None:
+        """Take note of when requests are due, each of which has so many tokens now."""
+        for request_id, due, tokens in looks:
+            self[request_id] = due
+            self._quiet = min(self._quiet, due - tokens + self.patience)
 
     def at_once(self, request_id: str) -> None:
         """Let a request be due in the next step in which it runs."""

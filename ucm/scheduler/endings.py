@@ -23,6 +23,9 @@ from ucm.scheduler.shares import Run, Stay
 
 __all__ = ["Deferrals", "Ending", "Endings"]
 
+Left = tuple[Stay, list[tuple[GroupId, Run]]]
+"""A life, and blocks of it that are to be saved; who takes some takes them out."""
+
 
 class Ending(msgspec.Struct, eq=False):
     """
@@ -63,25 +66,22 @@ class Endings:
         """Let one wait behind the others."""
         self._waiting.append(ending)
 
-    def take(
-        self, now: float, take: Callable[[Stay, list[tuple[GroupId, Run]]], None]
-    ) -> Iterator[Ending]:
+    def take(self, now: float, take: Callable[[list[Left]], None]) -> list[Ending]:
         """
-        Let a plan take blocks, and yield those of which none are left.
+        Let a plan take blocks, and return those of which none are left.
 
         Args:
             now: The time, in seconds.
-            take: Saves what is left of one from the start, as far as the plan has room.
+            take: Saves what is left of them from the start, as far as the plan has room.
         """
         for ending in self._waiting:
             if ending.until is None:
                 ending.until = now + self._seconds
-        for ending in [each for each in self._waiting if not each.life.loads]:
-            take(ending.life.stay, ending.left)
-            if ending.left:
-                return
-            self._waiting.remove(ending)
-            yield ending
+        ended = [each for each in self._waiting if not each.life.loads]
+        take([(each.life.stay, each.left) for each in ended])
+        ended = [each for each in ended if not each.left]
+        self._waiting = deque(each for each in self._waiting if each.left)
+        return ended
 
     def drop_late(self, now: float) -> Iterator[Ending]:
         """Give up those that have waited for too long, or that a load failed, and yield them."""
@@ -103,22 +103,18 @@ class Deferrals:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_deferred", "_new")
+    __slots__ = ("_deferred", "new")
 
     def __init__(self) -> None:
         self._deferred: set[str] = set()
-        self._new: list[Deferral] = []
+        self.new: list[Deferral] = []
+        """Those that no plan has told yet, although nothing more is saved of them."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._deferred
 
     def __len__(self) -> int:
         return len(self._deferred)
-
-    @property
-    def num_new(self) -> int:
-        """Those that no plan has told yet, although nothing more is saved of them."""
-        return len(self._new)
 
     def add(self, life: tuple[str, int], *, is_due: bool) -> None:
         """
@@ -134,16 +130,14 @@ class Deferrals:
 
     def due(self, lives: Iterable[tuple[str, int]]) -> None:
         """Let the next plan tell of these: their last save is ordered, or dropped."""
-        self._new += [
+        self.new += [
             Deferral(request_id=request_id, generation=generation)
             for request_id, generation in lives
         ]
 
     def take(self) -> tuple[Deferral, ...]:
         """Take what a plan tells, as far as it has room."""
-        if not self._new:
-            return ()
-        deferred, self._new = cut_deferrals(self._new)
+        deferred, self.new = cut_deferrals(self.new)
         return deferred
 
     def ended(self, request_ids: Iterable[str]) -> None:

@@ -129,11 +129,6 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         self.starts_at_computed = True
         self.cursors, self.pending, self.queued = None, (), []
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether blocks of it wait for company, and are still its own."""
-        return bool(self.queued) and self.may_save and not self.is_over
-
     def advance(
         self,
         layout: KVLayout,
@@ -361,10 +356,12 @@ class Lives:
 
     def looked_at(self, looks: Iterable[tuple[ScheduledRequest, Life]]) -> None:
         """Take note of when these are to be looked at again."""
+        patience, told = self.due.patience, []
         for request, life in looks:
             # One that ends before anybody went through its blocks leaves nothing to be saved.
-            late = self.due.patience if life.cursors is None else 0
-            self.due.put(request.request_id, life.due - late, request.end_tokens)
+            late = patience if life.cursors is None else 0
+            told.append((request.request_id, life.due - late, request.end_tokens))
+        self.due.put(told)
 
     def stop_saving(self) -> None:
         """Save nothing more of the present lives."""

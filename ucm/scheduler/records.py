@@ -57,6 +57,7 @@ class Record(msgspec.Struct, eq=False):
         dropped_blocks: Complete ones that none of them has.
         unsettled_blocks: Of saves that are not over, or of which nobody knows whose
             blocks were stored.
+        num_unknown: How many these last ones are.
         preemptions: How often its blocks were taken away.
         load_s: Time for which it waited for loads.
         load_failure: Why one came to nothing; the first reason.
@@ -84,8 +85,8 @@ class Record(msgspec.Struct, eq=False):
     load_failure: str = ""
     miss: str = ""
     first_missing: int | None = None
+    num_unknown: int = 0
     _loads_since: float | None = None
-    _num_unknown: int = 0
 
     def load_ordered(self, tokens: int, now: float) -> None:
         """Take note that it waits for so many tokens."""
@@ -108,17 +109,11 @@ class Record(msgspec.Struct, eq=False):
     def save_over(self, num_blocks: int, stored: int | None) -> None:
         """Take note of the end of a save; *stored* is None where it is not known."""
         if stored is None:
-            self._num_unknown += num_blocks
+            self.num_unknown += num_blocks
             return
         self.unsettled_blocks -= num_blocks
         self.saved_blocks += stored
         self.dropped_blocks += num_blocks - stored
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing more is to be learnt of it."""
-        is_left = not self.is_over or self.is_deferred
-        return not is_left and self.unsettled_blocks == self._num_unknown
 
 
 class _Present(dict[str, Record]):
@@ -174,8 +169,7 @@ class Records:
             for name, generation, own, _, _ in owners:
                 if (record := of_life.get((name, generation))) is not None:
                     record.save_over(own, min(stored, own) if is_known else None)
-                    if record.is_over and record.is_settled:
-                        self._settle(record)
+                    self._settle(record)
 
     def ended(self, request_id: str, *, is_deferred: bool) -> None:
         """Take note that a request has ended; nothing if it was never looked at."""
@@ -183,16 +177,14 @@ class Records:
         if record is not None:
             record.is_over, record.is_deferred = True, is_deferred
             self._closing.setdefault(request_id, []).append(record)
-            if not is_deferred and record.is_settled:
-                self._settle(record)
+            self._settle(record)
 
     def freed(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has the blocks of deferred requests back."""
         for request_id in request_ids:
             for record in self._closing.get(request_id, [])[:]:
                 record.is_deferred = False
-                if record.is_settled:
-                    self._settle(record)
+                self._settle(record)
 
     def take(self, *, at_end: bool = False) -> Sequence[Record]:
         """
@@ -206,7 +198,7 @@ class Records:
         """
         if self._closing and (at_end or (not self.present and self._is_last())):
             for record in [each for some in self._closing.values() for each in some]:
-                self._settle(record)
+                self._settle(record, as_it_is=True)
         if not self._settled:
             return ()
         taken, self._settled = self._settled, []
@@ -216,7 +208,12 @@ class Records:
         closing = (each for some in self._closing.values() for each in some)
         return not any(each.is_deferred for each in closing)
 
-    def _settle(self, record: Record) -> None:
+    def _settle(self, record: Record, *, as_it_is: bool = False) -> None:
+        """Have a record told of which nothing more is to be learnt."""
+        is_open = not record.is_over or record.is_deferred
+        is_open |= record.unsettled_blocks != record.num_unknown
+        if is_open and not as_it_is:
+            return
         request_id = record.request_id
         for life in record.lives:
             del self._of_life[life]

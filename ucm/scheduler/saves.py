@@ -19,7 +19,7 @@ from ucm.layout import GroupKind, GroupLayout, KVLayout
 from ucm.scheduler.budget import MAX_HOLDS, Draft
 from ucm.scheduler.company import Company
 from ucm.scheduler.decoded import NEVER_DUE, Decoded, SaveLimits
-from ucm.scheduler.endings import Deferrals, Ending, Endings
+from ucm.scheduler.endings import Deferrals, Ending, Endings, Left
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Life, Lives
 from ucm.scheduler.matching import PrefixMatcher
@@ -31,7 +31,7 @@ from ucm.scheduler.requests import (
     ScheduledRequest,
     StepFacts,
 )
-from ucm.scheduler.shares import Run, Stay, run_of
+from ucm.scheduler.shares import Run, run_of
 from ucm.scheduler.transfers import OpenTransfers
 from ucm.scheduler.unsaved import LOAD_FAILED, NOT_TAKEN, Why
 
@@ -183,7 +183,7 @@ class SaveSelector:
     def begins_quietly(self, step: int) -> bool:
         """Return whether no save or deferral has a part in a plan that tells of no request."""
         goes = self._company.goes(step, self._transfers.denied.now)
-        return not (goes or self._decoded.hurries or self._deferrals.num_new)
+        return not (goes or self._decoded.hurries or self._deferrals.new)
 
     def orders(
         self, facts: StepFacts, lives: Sequence[Life], step: int
@@ -197,9 +197,8 @@ class SaveSelector:
             step: Number of the plan.
         """
         self._decoded.hurries = step < self._hurries_until
-        self._draft = draft = Draft(
-            min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
-        )
+        room = min(self._max_blocks, MAX_HOLDS - self._ledger.num_holds)
+        self._draft = draft = Draft(room)
         hurries = facts.is_idle or self._decoded.hurries
         self._goes = self._company.goes(step, self._transfers.denied.now) or hurries
         if self._goes:
@@ -208,6 +207,8 @@ class SaveSelector:
             before = self.dropped_blocks
             self._select(life, request)
             life.record.dropped_blocks += self.dropped_blocks - before
+        if not draft.runs:
+            return ()
         orders = tuple(
             order
             for group_id, shares in draft.shares()
@@ -269,29 +270,29 @@ class SaveSelector:
     def _now(self) -> float:
         return self._transfers.denied.now
 
-    def _take_left(
-        self, stay: Stay, left: list[tuple[GroupId, Run]], *, is_over: bool
-    ) -> None:
-        """Take blocks out of a list, as far as there is room."""
-        draft = self._draft
-        while left:
-            group_id, run = left[0]
-            num_blocks, room = len(run.block_ids), draft.room_of(stay)
-            if is_over:
-                room = min(room, self._queue_room(group_id))
-            if room <= 0:
-                return
-            some = run if num_blocks <= room else run.part(0, room)
-            limit = self._transfers.limits[group_id]
-            for mine in self._transfers.claim(group_id, some):
-                draft.put(stay, group_id, mine, limit)
+    def _take_left(self, lives: Iterable[Left], *, is_over: bool) -> None:
+        """Take blocks out of the lists of lives, as far as there is room."""
+        draft, transfers = self._draft, self._transfers
+        for stay, left in lives:
+            while left:
+                group_id, run = left[0]
+                num_blocks, room = len(run.block_ids), draft.room_of(stay)
                 if is_over:
-                    draft.ended_tickets += -(-len(mine.block_ids) // limit)
-                    draft.ended_nbytes += len(mine.block_ids) * self._nbytes[group_id]
-            if num_blocks > room:
-                left[0] = group_id, run.part(room, num_blocks)
-                return
-            del left[0]
+                    room = min(room, self._queue_room(group_id))
+                if room <= 0:
+                    return
+                some = run if num_blocks <= room else run.part(0, room)
+                limit = transfers.limits[group_id]
+                for mine in transfers.claim(group_id, some):
+                    draft.put(stay, group_id, mine, limit)
+                    if is_over:
+                        size = self._nbytes[group_id]
+                        draft.ended_tickets += -(-len(mine.block_ids) // limit)
+                        draft.ended_nbytes += len(mine.block_ids) * size
+                if num_blocks > room:
+                    left[0] = group_id, run.part(room, num_blocks)
+                    return
+                del left[0]
 
     def _queue_room(self, group_id: GroupId) -> int:
         """
@@ -344,7 +345,7 @@ class SaveSelector:
             return False
         size = self._nbytes[group.group_id]
         if self._goes or sum(map(len, pending)) * size >= self._company.most:
-            self._take_left(life.stay, life.queued, is_over=False)  # comes before
+            self._take_left([(life.stay, life.queued)], is_over=False)  # comes before
             return False
         for blocks in pending:
             table, hashes = request.tables[at], request.hashes

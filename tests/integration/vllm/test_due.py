@@ -51,7 +51,7 @@ class TestQuiet:
         running, due = make_running()
         names = [f"r{at}" for at in range(1000)]
         for name in names:
-            due.put(name, 50, 10)
+            due.put([(name, 50, 10)])
         assert [] == running._due_ones(make_output(dict.fromkeys(names, (10, 1))), ())
         for computed in range(11, 49):
             output = make_output(dict.fromkeys(names, (computed, 1)), {"long": 4096})
@@ -64,7 +64,7 @@ class TestQuiet:
         """Whatever the others do; and a quiet time goes on behind it."""
         running, due = make_running()
         for name in ("a", "b"):
-            due.put(name, 100, 0)
+            due.put([(name, 100, 0)])
         running._due_ones(make_output({"a": (0, 1), "b": (0, 1)}), ())
         step = make_output({"a": (1, 1), "b": (1, 1)})
         assert [("b", 1)] == running._due_ones(step, {"b"})
@@ -75,8 +75,8 @@ class TestQuiet:
     def test_request_that_is_forgotten_is_due_in_the_next_step(self, forget, patience):
         """Its load has failed, or all are to be looked at again."""
         running, due = make_running(patience)
-        due.put("a", 100, 0)
-        due.put("b", 100, 0)
+        due.put([("a", 100, 0)])
+        due.put([("b", 100, 0)])
         running._due_ones(make_output({"a": (0, 1), "b": (0, 1)}), ())
         due.at_once("a") if forget == "at_once" else due.clear()
         told = running._due_ones(make_output({"a": (8, 1), "b": (8, 1)}), ())
@@ -89,13 +89,13 @@ class TestTogether:
         running, due = make_running(patience=4)
         names = {name: 40 + at for at, name in enumerate("abcd")} | {"e": 60}
         for name, tokens in names.items():
-            due.put(name, tokens, 10)
+            due.put([(name, tokens, 10)])
         looks = {}
         for computed in range(10, 50):
             output = make_output(dict.fromkeys(names, (computed, 1)))
             for name, at in running._due_ones(output, ()):
                 looks.setdefault(at + 1, []).append(name)
-                due.put(name, 80, at + 1)
+                due.put([(name, 80, at + 1)])
         assert {44: [*"abcd"]} == looks
 
     @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def num_quiet_steps(seed: int, patience: int) -> int:
             computed[name] = at + count
         computed |= new
         for name in (*new, *(name for name, _ in told)):
-            due.put(name, computed[name] + drawn.randrange(1, 90), computed[name])
+            due.put([(name, computed[name] + drawn.randrange(1, 90), computed[name])])
         for name in list(computed):
             chance = drawn.random()
             if chance < 0.005:
