@@ -21,7 +21,7 @@ from ucm.scheduler.lives import Life
 from ucm.scheduler.messages import Deferral
 from ucm.scheduler.shares import Run, Stay
 
-__all__ = ["Deferrals", "Ending", "Endings"]
+__all__ = ["Deferrals", "Ending", "Endings", "Left"]
 
 Left = tuple[Stay, list[tuple[GroupId, Run]]]
 """A life, and blocks of it that are to be saved; who takes some takes them out."""
