@@ -41,7 +41,7 @@ FOREIGN = (
         name="sharer_waits_for_nobody",
         why="One that goes on from blocks that did not come counts as gone back behind them.",
         file=_FOREIGN,
-        find="life.loads |= on",
+        find="self._lives.waits(life, on)",
         replace="pass",
         killers=(
             f"{_SHARERS}::test_sharer_that_goes_on_before_they_are_computed_anew_is_not_saved",

@@ -44,8 +44,10 @@ LIGHT = (
         name="batch_for_a_prompt_that_differs_at_once",
         why="Each long prompt that is new costs a look at all its first blocks.",
         file=_STORE,
-        find="if slot_of(key) == NO_SLOT:",
-        replace="if len(keys) <= _FEW and slot_of(key) == NO_SLOT:",
+        find="        if num_before < len(few):\n",
+        replace="        if len(keys) > _FEW:\n"
+        "            num_before = 0\n"
+        "        elif num_before < len(few):\n",
         killers=(_ALONE,),
     ),
     Mutant(

@@ -192,7 +192,7 @@ STORES = (
         name="look_ups_never_bypassed",
         why="Each request of each step waits for a store that does not answer.",
         file=_BYPASS,
-        find="        if started < until:\n",
+        find="        if started < self._lookups.until or started < self._loads.until:\n",
         replace="        if False:\n",
         killers=(
             f"{_LOOK_UPS}::test_store_that_does_not_answer_is_not_asked_for_a_while",

@@ -232,7 +232,7 @@ class TestReports:
         adapter.plan_step(facts(prefill("r", [1])))
         life = adapter._lives.get("r")
         assert life is not None
-        life.loads.add(99)
+        adapter._lives.waits(life, [99])
         with pytest.raises(LedgerError, match="loads and saves at once"):
             adapter.validate()
 

@@ -225,9 +225,9 @@ class SchedulerAdapter:
         life = self._lives.begin(request_id, wishes, known_tokens)
         self._touches.add(life.stay.moment, hashes, computed_tokens + external_tokens)
         loaded = range(computed_tokens, computed_tokens + external_tokens)
-        orders, external = self._loads.orders(life.key, tables, hashes, loaded)
-        self._queued_loads.put(orders)
-        life.promised(orders, external_tokens, external, self._transfers.denied.now)
+        hit = self._loads.orders(life.key, tables, hashes, loaded)
+        self._queued_loads.put(hit[0])
+        self._lives.promised(life, hit, external_tokens)
         if not life.loads:
             raise LayoutError(
                 f"request {request_id}: no block to load {external_tokens} tokens into"

@@ -158,7 +158,7 @@ class Foreign:
             prefix = set(request.prefix_blocks(self._layout.groups[0], 0))
             prefix.discard(NULL_BLOCK)
             if on := self._standing_on(prefix) - life.loads:
-                life.loads |= on
+                self._lives.waits(life, on)
                 self._open(step, request, life, size, on)
             is_bad |= not self.bad.isdisjoint(prefix)
         life.may_save &= not is_bad
@@ -178,7 +178,7 @@ class Foreign:
         self._grow(doubt, request, size)
         number = next(self._ids)
         self.doubts[number] = doubt
-        life.loads.add(number)
+        self._lives.waits(life, [number])
         self.bad.difference_update(doubt.block_ids)
 
     def _follow(self, request: ScheduledRequest, life: Life, size: int) -> None:

@@ -36,8 +36,9 @@ from ucm.scheduler.budget import MAX_ID_CHARS
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.denials import Denials
 from ucm.scheduler.due import Due
+from ucm.scheduler.loads import Hit
 from ucm.scheduler.matches import MatchReason
-from ucm.scheduler.messages import Failure, SpanOrder
+from ucm.scheduler.messages import Failure
 from ucm.scheduler.records import Record, Records
 from ucm.scheduler.requests import (
     NO_LIMIT,
@@ -101,26 +102,12 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
     due: int = 0
     is_over: bool = False
 
-    def promised(
-        self,
-        orders: Sequence[SpanOrder],
-        tokens: int,
-        external: Iterable[range],
-        now: float,
-    ) -> None:
-        """Take note of what the engine was promised, and by which tickets it comes."""
-        self.record.load_ordered(tokens, now)
-        self.external = tuple(external)
-        self.loads.update(order.transfer_id for order in orders)
-        self.loading = tokens, sum(len(order.block_ids) for order in orders)
-
     def load_failed(self, *, names_block: bool) -> None:
         """
         Forget what was loaded; the engine computes it anew.
 
         Args:
-            names_block: The block to blame is known, so that another match is shorter.
-                Otherwise this life loads nothing any more.
+            names_block: Another match is shorter; else this life loads nothing any more.
         """
         self.may_load &= names_block
         self.may_save &= not self.is_over  # nobody computes it anew
@@ -284,6 +271,7 @@ class Lives:
         self.get = self._lives.get
         """Returns the present life of a request, if there is one."""
         self._finished: list[Life] = []  # their loads are not over
+        self._loading: list[Life] = []  # none that loads is missing here
         self._generations = itertools.count(1)
         self.due, self.loaded = Due(), LoadTotals()
 
@@ -311,6 +299,18 @@ class Lives:
             most_saved=wishes.most_saved,
         )
         return life
+
+    def promised(self, life: Life, hit: Hit, tokens: int) -> None:
+        """Take note of what the engine was promised, and by which tickets it comes."""
+        life.record.load_ordered(tokens, self._clock.now)
+        orders, life.external = hit[0], tuple(hit[1])
+        life.loading = tokens, sum([len(order.block_ids) for order in orders])
+        self.waits(life, [order.transfer_id for order in orders])
+
+    def waits(self, life: Life, loads: Iterable[int]) -> None:
+        """Let a life wait for these loads as well."""
+        life.loads.update(loads)
+        self._loading.append(life)
 
     def end(self, request_id: str) -> Life | None:
         """End the present life of a request and return it."""
@@ -351,7 +351,7 @@ class Lives:
             reads = request.computed_tokens and transfers.filling
             for at, group in enumerate(layout.groups if reads else ()):
                 # An engine that loads while it computes shares these at once.
-                life.loads |= transfers.loads_into(request.prefix_blocks(group, at))
+                self.waits(life, transfers.loads_into(request.prefix_blocks(group, at)))
         return life
 
     def looked_at(self, looks: Iterable[tuple[ScheduledRequest, Life]]) -> None:
@@ -394,4 +394,6 @@ class Lives:
 
     def loading(self) -> list[Life]:
         """Return the lives that wait for loads."""
-        return [each for each in self._lives.values() if each.loads] + self._finished
+        some = [each for each in self._loading if each.loads]
+        self._loading = [each for each in some if self.get(each.key[0]) is each]
+        return self._loading + self._finished

@@ -16,7 +16,10 @@ from ucm.scheduler.messages import SpanOrder
 from ucm.scheduler.requests import NULL_BLOCK
 from ucm.scheduler.transfers import OpenTransfers
 
-__all__ = ["LoadSelector"]
+__all__ = ["Hit", "LoadSelector"]
+
+Hit = tuple[list[SpanOrder], list[range]]
+"""Tickets, and ``[groups]`` block indexes of a hit."""
 
 
 class LoadSelector:
@@ -46,7 +49,7 @@ class LoadSelector:
         tables: Sequence[Sequence[int]],
         hashes: Sequence[bytes],
         loaded: range,
-    ) -> tuple[list[SpanOrder], list[range]]:
+    ) -> Hit:
         """
         Order what a hit needs.
 

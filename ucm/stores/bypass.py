@@ -68,9 +68,9 @@ def _asks(verb: str) -> Callable[..., Any]:
 
     def ask(self: "BypassStore", keys: Sequence[PackedKey], *more: object) -> Any:  # noqa: ANN401 - the verb's answer
         """Ask, unless the store is bypassed; StoreBypassedError then."""
-        started, loads = self._clock(), self._loads
-        until = max(self._lookups.until, loads.until)
-        if started < until:
+        started = self._clock()
+        if started < self._lookups.until or started < self._loads.until:
+            until = max(self._lookups.until, self._loads.until)
             self._counters.add("ucm_bypassed_lookups_total", 1)
             raise StoreBypassedError(
                 f"the store is not asked for another {until - started:.1f} s"

@@ -180,6 +180,19 @@ class SlotIndex(Gone):
             slot, is_there = int(seen.slots[0]), bool(seen.committed[0])
         return slot if is_there else NO_SLOT
 
+    def num_there(self, keys: Sequence[PackedKey]) -> int:
+        """Return how many of a few keys are committed, up to the first that is not; a hint."""
+        version, find = self.words[_VERSION], self.chains.find_one
+        states, seed, count = self.states, self.seed, 0
+        for key in keys:
+            slot, _ = find(key, seed)
+            if slot == NO_SLOT or states[slot] != COMMITTED:
+                break
+            count += 1
+        if version & 1 or self.words[_VERSION] != version:
+            return [*map(self.slot_of, keys), NO_SLOT].index(NO_SLOT)
+        return count
+
     def _look_up(self, batch: KeyBatch) -> Sighting:
         slots, records = self.chains.look(batch)
         committed = (slots >= 0) & (self.state[slots] == COMMITTED)

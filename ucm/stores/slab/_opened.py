@@ -166,9 +166,12 @@ class OpenedSlab:
             StoreUnavailableError: As ``check`` does.
         """
         _, fd, nbytes, _ = self._files[0]
-        is_well = self.is_open and not self._lost  # nor is it open behind a fork
-        is_well = is_well and time.monotonic() < self._look_at
-        if not is_well or seek(fd, 0, os.SEEK_END) < nbytes:
+        if (
+            not self.is_open  # nor is it behind a fork
+            or self._lost
+            or time.monotonic() >= self._look_at
+            or seek(fd, 0, os.SEEK_END) < nbytes
+        ):
             self.check()
 
     def check_paths(self) -> None:

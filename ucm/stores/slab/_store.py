@@ -206,11 +206,10 @@ class SlabStore(Store):
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Return how many keys from the start are committed; takes no lock."""
         self._slab.check_index()
-        few, slot_of = keys if len(keys) <= _FEW else keys[:1], self._slab.index.slot_of
-        for at, key in enumerate(few):
-            if slot_of(key) == NO_SLOT:
-                return at
-        num_before = len(few)
+        few = keys if len(keys) <= _FEW else keys[:1]
+        num_before = self._slab.index.num_there(few)
+        if num_before < len(few):
+            return num_before
         for seen in self._look_up(keys[num_before:]):
             first = int(seen.committed.argmin())
             if not seen.committed[first]:
