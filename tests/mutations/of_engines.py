@@ -30,8 +30,8 @@ ENGINES = (
         name="resumed_table_kept",
         why="A resumed request is saved from blocks that are another's by now.",
         file=_COMPAT,
-        find="if request_id in cached.resumed_req_ids or request_id not in self._kept:",
-        replace="if request_id not in self._kept:",
+        find="if request_id in cached.resumed_req_ids or request_id not in self.kept:",
+        replace="if request_id not in self.kept:",
         killers=(
             f"{_TABLES}::test_tables_are_kept_where_the_engine_does_not_give_them",
         ),
@@ -40,8 +40,8 @@ ENGINES = (
         name="table_of_the_engine_grows",
         why="New block ids are put into the engine's own list.",
         file=_COMPAT,
-        find="self._kept[new.req_id] = [list(table) for table in new.block_ids]",
-        replace="self._kept[new.req_id] = list(new.block_ids)",
+        find="self.kept[new.req_id] = [list(table) for table in new.block_ids]",
+        replace="self.kept[new.req_id] = list(new.block_ids)",
         killers=(
             f"{_TABLES}::test_what_is_handed_out_does_not_reach_the_engine_s_lists",
         ),

@@ -175,12 +175,12 @@ NUMBERS = (
         why="R-19: an engine that is served nothing looks well.",
         file=_STATS,
         find="""\
-            _tell_totals(self._counters, totals)
-        self._counters.set("ucm_healthy", int(self._is_serving))
+            self._told_serving = serves
+            self._counters.set("ucm_healthy", int(serves))
 """,
         replace="""\
-            _tell_totals(self._counters, totals)
-        self._counters.set("ucm_healthy", 1)
+            self._told_serving = serves
+            self._counters.set("ucm_healthy", 1)
 """,
         killers=(
             f"{_HEALTH}::TestHealth::test_failed_rank_is_not_outvoted",

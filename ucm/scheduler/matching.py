@@ -87,6 +87,7 @@ class PrefixMatcher:
         "_windows",
         "keyspace_digest",
         "layout",
+        "num_shards",
     )
 
     def __init__(
@@ -102,8 +103,8 @@ class PrefixMatcher:
         self._full = [each for each in layout.groups if each.kind is GroupKind.FULL]
         self._windows = [each for each in layout.groups if each not in self._full]
         self._index = index
-        self._shards = tuple(shards)
-        self.rekey(keyspace_digest)
+        self.keyspace_digest = keyspace_digest
+        self.reshard(shards)
         self._align = layout.alignment_tokens
         if not any(group.window_blocks(self._align) for group in layout.groups):
             raise LayoutError("a hit would restore no block of any group")
@@ -130,7 +131,7 @@ class PrefixMatcher:
 
     def reshard(self, shards: Sequence[ShardId]) -> None:
         """Look for these parts of blocks only: others are known elsewhere."""
-        self._shards = tuple(shards)
+        self._shards, self.num_shards = tuple(shards), len(shards)
         self.rekey(self.keyspace_digest)
 
     def match(
@@ -219,11 +220,6 @@ class PrefixMatcher:
             return [True] * len(hashes)
 
     @property
-    def num_shards(self) -> int:
-        """Parts of which each block consists."""
-        return len(self._shards)
-
-    @property
     def is_all_full(self) -> bool:
         """Whether a part of a hit is a hit, as no group has windows or states."""
         return not self._windows
@@ -258,7 +254,7 @@ class PrefixMatcher:
 
         The first look is a short one: most prompts that are new differ at once.
         """
-        missing, num_shards = None, len(self._shards)
+        missing, num_shards = None, self.num_shards
         for group in self._full:
             size = group.block_tokens
             start, stop, num_keys = computed_tokens // size, top // size, _FIRST_LOOK

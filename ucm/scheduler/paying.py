@@ -58,9 +58,9 @@ class Paying:
         "_heard_at",
         "_layout",
         "_nbytes_ahead",
-        "_on_way",
         "_planned_at",
         "_predicts",
+        "on_way",
         "prompts",
     )
 
@@ -70,13 +70,14 @@ class Paying:
         self._layout = layout
         self._predicts = predicts
         self._choice = Choice()
-        self._on_way: dict[str, _Ordered] = {}
+        self.on_way: dict[str, _Ordered] = {}
+        """Loads, by request."""
         self._ahead = self._nbytes_ahead = 0
         self._heard_at = self._planned_at = 0.0
 
     def __len__(self) -> int:
         """Return how many loads are on their way."""
-        return len(self._on_way)
+        return len(self.on_way)
 
     def planned(self, tokens: int, now: float) -> None:
         """Take note of a plan that computes about so many *tokens* of prompts."""
@@ -105,8 +106,8 @@ class Paying:
     def ordered(self, request_id: str, loaded: range, now: float) -> None:
         """Take note that the load of these tokens is on its way."""
         self.forget(request_id)
-        self._on_way[request_id] = _Ordered(self._nbytes_of(loaded), now)
-        self._nbytes_ahead += self._on_way[request_id].nbytes
+        self.on_way[request_id] = _Ordered(self._nbytes_of(loaded), now)
+        self._nbytes_ahead += self.on_way[request_id].nbytes
 
     def over(self, request_ids: Iterable[str], now: float) -> None:
         """Learn from loads of which the engine has heard that they are over."""
@@ -121,7 +122,7 @@ class Paying:
 
     def forget(self, request_id: str) -> _Ordered | None:
         """Learn nothing of a load that has failed, or whose request is over; return it."""
-        ordered = self._on_way.pop(request_id, None)
+        ordered = self.on_way.pop(request_id, None)
         if ordered is not None:
             self._nbytes_ahead -= ordered.nbytes
         return ordered

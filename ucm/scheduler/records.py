@@ -169,7 +169,8 @@ class Records:
             for name, generation, own, _, _ in owners:
                 if (record := of_life.get((name, generation))) is not None:
                     record.save_over(own, min(stored, own) if is_known else None)
-                    self._settle(record)
+                    if record.is_over:
+                        self._settle(record)
 
     def ended(self, request_id: str, *, is_deferred: bool) -> None:
         """Take note that a request has ended; nothing if it was never looked at."""
@@ -177,7 +178,8 @@ class Records:
         if record is not None:
             record.is_over, record.is_deferred = True, is_deferred
             self._closing.setdefault(request_id, []).append(record)
-            self._settle(record)
+            if not is_deferred:
+                self._settle(record)
 
     def freed(self, request_ids: Iterable[str]) -> None:
         """Take note that the engine has the blocks of deferred requests back."""

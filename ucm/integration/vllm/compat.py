@@ -340,11 +340,12 @@ class BlockTables:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[str, list[list[int]]] = {}
+        self.kept: dict[str, list[list[int]]] = {}
+        """By request, those that are not the engine's, until they are taken out."""
         self._are_told = has("block_state")
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self.kept)
 
     def begin_step(
         self,
@@ -362,18 +363,14 @@ class BlockTables:
             state = output.kv_connector_block_state
             return state.get_block_ids, state.boundary_state_offloads
         for new in output.scheduled_new_reqs:
-            self._kept[new.req_id] = [list(table) for table in new.block_ids]
+            self.kept[new.req_id] = [list(table) for table in new.block_ids]
         cached = output.scheduled_cached_reqs
         for request_id, new_ids in zip(
             cached.req_ids, cached.new_block_ids, strict=True
         ):
-            if request_id in cached.resumed_req_ids or request_id not in self._kept:
-                self._kept[request_id] = [list(table) for table in new_ids or ()]
+            if request_id in cached.resumed_req_ids or request_id not in self.kept:
+                self.kept[request_id] = [list(table) for table in new_ids or ()]
             elif new_ids is not None:
-                for table, more in zip(self._kept[request_id], new_ids, strict=True):
+                for table, more in zip(self.kept[request_id], new_ids, strict=True):
                     table.extend(more)
-        return self._kept.__getitem__, {}
-
-    def forget(self, request_id: str) -> None:
-        """Let go of a request that is finished or preempted."""
-        self._kept.pop(request_id, None)
+        return self.kept.__getitem__, {}

@@ -8,11 +8,10 @@ Threading: the engine's scheduler thread.
 from typing import Any, Final
 
 from ucm.integration.vllm.compat import hit_source
-from ucm.metrics import Counters
+from ucm.metrics import Counters, sample_key
 
 __all__ = ["Hits"]
 
-_TOKENS: Final = "ucm_hit_tokens_total"
 _KNOWN: Final = (
     "slab",
     "disk",
@@ -23,6 +22,10 @@ _KNOWN: Final = (
     "yuanrong",
     "memory",
 )
+_TOKENS: Final = {
+    tier: sample_key("ucm_hit_tokens_total", {"tier": tier})
+    for tier in (*_KNOWN, "other")
+}
 _DISKS: Final = ("disk",)
 
 
@@ -45,7 +48,8 @@ class Hits:
         self._last = request_id, tokens
         for name, count in tokens.items():
             tier = name if name in _KNOWN else "other"
-            self._counters.add(_TOKENS, count, tier=tier)
+            if count:
+                self._counters.add_all({_TOKENS[tier]: count})
 
     def sources(self, request_id: str, tokens: int) -> dict[Any, int]:
         """

@@ -196,7 +196,8 @@ class Lookups:
     def forget(self, request_id: str) -> None:
         """Let go of a request that is finished."""
         self._lookups.pop(request_id, None)
-        self._paying.forget(request_id)
+        if request_id in self._paying.on_way:
+            self._paying.forget(request_id)
 
     def _unkeyed(self, request_id: str) -> Miss | None:
         """Return why a request has no hashes, if that is because of its adapter."""

@@ -139,7 +139,7 @@ class Running:
         self, request_id: str, tables: Sequence[Sequence[int]]
     ) -> RequestEnd | None:
         """Let go of a request, and return what there is of it if it had blocks."""
-        self._tables.forget(request_id)
+        self._tables.kept.pop(request_id, None)
         self.own.pop(request_id, None)
         _, wishes = self._wishes.pop(request_id, _NOBODY)
         request = self._requests.pop(request_id, None)

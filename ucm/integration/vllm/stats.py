@@ -284,13 +284,16 @@ class SchedulerNumbers:
         self._answers = True
         """Whether the store did when it was last asked how it stands."""
         self._told: Totals | None = None
+        self._told_serving: bool | None = None
 
     def stats(self) -> UCMStats | None:
         """Return what is new since the last call."""
         if (totals := self._adapter.totals) != self._told:
             self._told = totals
             _tell_totals(self._counters, totals)
-        self._counters.set("ucm_healthy", int(self._is_serving))
+        if self._told_serving is not (serves := self._is_serving):
+            self._told_serving = serves
+            self._counters.set("ucm_healthy", int(serves))
         return stats_of(self._counters)
 
     def refresh(self) -> None:
@@ -306,7 +309,8 @@ class SchedulerNumbers:
             self._answers = True
         except StoreError:
             self._answers = False
-        self._counters.set("ucm_healthy", int(self._is_serving))
+        self._told_serving = self._is_serving
+        self._counters.set("ucm_healthy", int(self._told_serving))
 
     @property
     def _is_serving(self) -> bool:
