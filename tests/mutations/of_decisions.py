@@ -94,6 +94,14 @@ DECISIONS = (
         killers=(f"{_ENDS}::test_used_again_id_starts_a_new_life",),
     ),
     Mutant(
+        name="life_that_loads_passed_over",
+        why="Blocks of a request whose load is over are never saved.",
+        file=_LIVES,
+        find="        self._loading.append(life)\n",
+        replace="",
+        killers=(f"{_REPORTS}::test_validate_sees_a_life_that_loads_andsaved_blocks",),
+    ),
+    Mutant(
         name="failure_of_a_former_life",
         why="A late failure makes a request that loaded well compute all of it again.",
         file=_LIVES,

@@ -29,7 +29,7 @@ def test_life_of_a_request_is_so_many_calls(tmp_path: Path) -> None:
     lives = engine.lives - before
     assert 60 == lives
     calls = sum(engine.meter.calls[part] for part in SCHEDULER) / lives
-    assert calls <= 155
+    assert calls <= 134
 
 
 @contextmanager
