@@ -60,6 +60,7 @@ _Run = Mapping[str, Any]
 
 def sides(model: Model, *, with_peers: bool) -> dict[str, Side]:
     """Return the sides that can take part here."""
+    model.make(model.recipe)  # what is written while an engine starts is refused
     capacity = model.capacity
     there = {PLAIN: Side(MEMORY, plain), EMPTY: Side(MEMORY, empty)}
     there[AT_END] = Side(MEMORY, ours(capacity))

@@ -9,6 +9,7 @@ _KEYSPACE = "ucm/integration/vllm/keyspace.py"
 _IDENTITY = "ucm/integration/vllm/identity.py"
 _FIELDS = "ucm/integration/vllm/fields.py"
 _WEIGHTS = "ucm/integration/vllm/weight_files.py"
+_CHANGES = "ucm/integration/changes.py"
 _ADAPTERS = "ucm/integration/vllm/adapters.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _TESTS = "tests/integration/vllm"
@@ -20,6 +21,7 @@ _REUSABLE = f"{_TESTS}/test_identity.py::TestReusable"
 _EVERY = f"{_TESTS}/test_identity.py::TestFields"
 _NAMES = f"{_TESTS}/test_weight_files.py::TestName"
 _FILES = f"{_TESTS}/test_weight_files.py::TestWeightsDigest"
+_MEANWHILE = f"{_TESTS}/test_weight_files.py::TestWrittenMeanwhile"
 _RANKS = f"{_TESTS}/test_topology.py::TestAgreement"
 _LAYOUTS = f"{_TESTS}/test_layout.py::TestRefused"
 _CONTENT = f"{_TESTS}/test_adapters.py::TestContent"
@@ -276,7 +278,7 @@ KEYS = (
         name="links_not_looked_at",
         why="A link that was set anew leads to an adapter that the engine never read.",
         file=_ADAPTERS,
-        find="max(times + [at for path in files for at in _links(path)])",
+        find="max(times + [at for path in files for at in links_made_ns(path)])",
         replace="max(times)",
         killers=(f"{_KNOWN}::test_path_that_leads_elsewhere_is_passed_over",),
     ),
@@ -354,5 +356,40 @@ KEYS = (
         find="            self._adapters.forget(request_id)\n",
         replace="            pass\n",
         killers=(f"{_REUSE}::test_adapter_hits_its_own_content_only",),
+    ),
+    # What is written while an engine starts.
+    Mutant(
+        name="files_written_meanwhile_named",
+        why="Blocks of weights that were written over have the name of those that follow.",
+        file=_WEIGHTS,
+        find="is_given and is_changed_since(place, began_ns)",
+        replace="False",
+        killers=(f"{_MEANWHILE}::test_files_that_were_written_since_are_refused",),
+    ),
+    Mutant(
+        name="download_taken_for_a_change",
+        why="An engine that downloads its model does not start.",
+        file=_WEIGHTS,
+        find="is_given = place == Path(model.model)",
+        replace="is_given = True",
+        killers=(f"{_NAMES}::test_model_of_the_hub_is_found_where_the_engine_put_it",),
+    ),
+    Mutant(
+        name="begin_of_the_engine_not_asked",
+        why="As before: nobody says since when the engine runs.",
+        file=_KEYSPACE,
+        find='began_ns = engine_began_ns("EngineCore")',
+        replace="began_ns = None",
+        killers=(f"{_SPACES}::test_files_written_since_an_engine_began_are_refused",),
+    ),
+    Mutant(
+        name="checkpoint_beside_the_weights_refused",
+        why="A trainer that writes beside the weights keeps engines from starting.",
+        file=_CHANGES,
+        find="    if own.st_ctime_ns != own.st_mtime_ns:  # not by an entry\n",
+        replace="    if own.st_ctime_ns:\n",
+        killers=(
+            "tests/integration/test_changes.py::TestLastChange::test_what_else_comes_does_not",
+        ),
     ),
 )

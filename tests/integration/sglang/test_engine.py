@@ -10,6 +10,7 @@ from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import PoolTransfer, hashes
 from tests.integration.sglang.kit import Kit
 from ucm.errors import ConfigError
+from ucm.integration.sglang import engine
 from ucm.integration.sglang.engine import device_rows, named
 
 
@@ -106,6 +107,16 @@ def test_weights_without_a_name_are_refused(kit: Kit, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="weights_revision"):
             kit.engine(args=wrong)
         kit.engine(args=wrong, weights_revision="r1")
+
+
+def test_weights_written_while_a_server_starts_are_refused(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-81: what lies there now may not be what the server loaded."""
+    monkeypatch.setattr(engine, "engine_began_ns", lambda: 0)
+    with pytest.raises(ConfigError, match="changed while the server was starting"):
+        kit.engine()
+    kit.engine(weights_revision="r1")
 
 
 def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:

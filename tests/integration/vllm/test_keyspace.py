@@ -19,6 +19,7 @@ from tests.integration.vllm.kit import (
     plain_cache,
 )
 from ucm.errors import ConfigError
+from ucm.integration.vllm import keyspace
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.topology import topology_of
@@ -104,6 +105,13 @@ CHANGES = {
 
 
 class TestKeyspace:
+    def test_files_written_since_an_engine_began_are_refused(self, model, monkeypatch):
+        """R-05: an engine in a process of its own has no name for weights that were written
+        while it started, as it may have loaded those of before."""
+        monkeypatch.setattr(keyspace, "engine_began_ns", {"EngineCore": 0}.get)
+        with pytest.raises(ConfigError, match="were changed while the engine was"):
+            derive(engine_config(str(model)))
+
     def test_model_in_another_place_is_equal(self, model, tmp_path):
         """Where a model lies is not what it is: a copy under the same name shares."""
         copy = tmp_path / "elsewhere" / "model"

@@ -7,8 +7,10 @@ import pytest
 
 from tests.integration.vllm.kit import DATA, change_byte, engine_config, model_files
 from ucm.errors import ConfigError
+from ucm.integration.changes import last_change_ns
 from ucm.integration.vllm.weight_files import (
     config_digest,
+    is_changed_since,
     weights_digest,
     weights_name,
 )
@@ -77,7 +79,7 @@ class TestWeightsDigest:
         assert before != weights_digest(model)
 
 
-def named(path, revision="", *, load_format="auto", extra=(), **changes):
+def named(path, revision="", *, load_format="auto", extra=(), began_ns=None, **changes):
     """Return what the weights of an engine with these settings are called."""
     config = engine_config(str(path))
     for name, value in changes.items():
@@ -86,7 +88,31 @@ def named(path, revision="", *, load_format="auto", extra=(), **changes):
     config.load_config.load_format = load_format
     for name, value in extra:
         setattr(config.load_config, name, value)
-    return weights_name(config.model_config, config.load_config, revision)
+    return weights_name(config.model_config, config.load_config, revision, began_ns)
+
+
+class TestWrittenMeanwhile:
+    def test_files_of_before_are_named(self, model):
+        """R-05: an engine names the files that lay there as it began."""
+        later = last_change_ns(model, model.iterdir()) + 1
+        assert named(model) == named(model, began_ns=later)
+        assert not is_changed_since(model, later)
+
+    def test_files_that_were_written_since_are_refused(self, model):
+        """R-05: a checkpoint that was written over the one that an engine may have loaded would
+        give its name to the blocks of the other."""
+        began = last_change_ns(model, model.iterdir())
+        with pytest.raises(ConfigError, match="were changed while the engine was"):
+            named(model, began_ns=began)
+        assert "r1" == named(model, "r1", began_ns=began)
+
+    def test_files_that_decide_nothing_may_be_written(self, model):
+        """R-05: what is written beside the weights keeps no engine from starting."""
+        began = last_change_ns(model, model.iterdir()) + 1
+        readme = model / "README.md"
+        while readme.stat().st_ctime_ns < began:  # the file system's clock has ticks
+            readme.write_text("news")
+        assert named(model) == named(model, began_ns=began)
 
 
 class TestName:
@@ -163,7 +189,8 @@ class TestName:
         self, model, tmp_path, monkeypatch
     ):
         """R-05: download_dir is asked before the cache of the hub, and a configuration
-        there without weights does not stand for them."""
+        there without weights does not stand for them. What an engine may have downloaded
+        itself since it began is well."""
         asked = []
         shutil.copytree(model, tmp_path / "bare")
         for path in (tmp_path / "bare").glob("*.*"):
@@ -177,7 +204,7 @@ class TestName:
 
         monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", look)
         extra = [("download_dir", "/down")]
-        assert named(model) == named("somebody/model", extra=extra)
+        assert named(model) == named("somebody/model", extra=extra, began_ns=0)
         assert ["/down"] == asked
         with pytest.raises(ConfigError, match="holds none"):
             named("somebody/model")

@@ -19,7 +19,8 @@ import torch
 
 from ucm.blocks import KeySpace
 from ucm.errors import ConfigError
-from ucm.integration.vllm.weight_files import weights_digest
+from ucm.integration.changes import engine_began_ns
+from ucm.integration.vllm.weight_files import is_changed_since, weights_digest
 from ucm.layout import KVLayout
 from ucm.prefixes import keyspace_of, paged_layout
 
@@ -238,6 +239,14 @@ def named(
                 "Serve a local directory, or give this revision a name of its own.",
             )
         weights = weights_digest(place)
+        began_ns = engine_began_ns()
+        if began_ns is not None and is_changed_since(place, began_ns):
+            refuse(
+                "weights_revision",
+                "",
+                f"files of {place} were changed while the server was starting",
+                "Start it again. Give each version a directory of its own, or a name.",
+            )
         if (how := setting(args, "load_format")) not in _SAME_FILES:
             weights += f"/{how}"  # one directory may have both
     first = next(iter(rows.values()))

@@ -28,14 +28,14 @@ request that has an adapter. A look-up is put off for a short time until they ar
 import hashlib
 import operator
 import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, overload
 
 import attrs
 
+from ucm.integration.changes import links_made_ns
 from ucm.metrics import Counters
 from ucm.threads import Aside, Threads
 from ucm.tracing import ADAPTER_PASSED, Log
@@ -382,15 +382,4 @@ def _stamp(directory: Path) -> tuple[_Signature, int]:
         for name, one in stats
     )
     times = [one.st_ctime_ns for _, one in stats]
-    return signature, max(times + [at for path in files for at in _links(path)])
-
-
-def _links(path: Path) -> Iterator[int]:
-    """Yield when each symbolic link on the way to a file was made."""
-    for step in (*reversed(path.parents), path):
-        status = os.lstat(step)
-        if stat.S_ISLNK(status.st_mode):
-            yield status.st_ctime_ns
-            target = step.parent / os.readlink(step)
-            yield from _links(target / path.relative_to(step))
-            return
+    return signature, max(times + [at for path in files for at in links_made_ns(path)])

@@ -15,6 +15,7 @@ from typing import Any
 
 from ucm.blocks import KeySpace
 from ucm.config import python_hash_seed
+from ucm.integration.changes import engine_began_ns
 from ucm.integration.vllm.compat import engine_name, has
 from ucm.integration.vllm.identity import settings_of
 from ucm.integration.vllm.preflight import check_hashes
@@ -69,10 +70,11 @@ def keyspace_of(
 def _weights(vllm_config: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's VllmConfig
     """Name the weights of all layers that may have blocks: the model's and a draft's."""
     model, load = vllm_config.model_config, vllm_config.load_config
-    name = weights_name(model, load, revision)
+    began_ns = engine_began_ns("EngineCore")
+    name = weights_name(model, load, revision, began_ns)
     speculative = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None or draft.model == model.model:
         return name
     draft_load = getattr(speculative, "draft_load_config", None) or load
-    return f"{name}+{weights_name(draft, draft_load, revision)}"
+    return f"{name}+{weights_name(draft, draft_load, revision, began_ns)}"

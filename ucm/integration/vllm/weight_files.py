@@ -15,8 +15,9 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ucm.errors import ConfigError
+from ucm.integration.changes import last_change_ns
 
-__all__ = ["config_digest", "weights_digest", "weights_name"]
+__all__ = ["config_digest", "is_changed_since", "weights_digest", "weights_name"]
 
 _SAMPLE_BYTES = 4096
 _MAX_HEADER_BYTES = 100 << 20
@@ -76,14 +77,31 @@ def config_digest(model_dir: Path) -> str:
     return _digest(model_dir, _is_config)
 
 
-def weights_name(model: Any, load: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's
+def is_changed_since(model_dir: Path, moment_ns: int) -> bool:
+    """Return whether a file that counts was changed at a moment or later, as far as it shows."""
+    files = [
+        each for each in model_dir.iterdir() if _is_weights(each) or _is_config(each)
+    ]
+    return last_change_ns(model_dir, files) >= moment_ns
+
+
+def weights_name(
+    model: Any,  # noqa: ANN401 - vLLM's
+    load: Any,  # noqa: ANN401 - vLLM's
+    revision: str,
+    began_ns: int | None = None,
+) -> str:
     """
     Name the weights and the files that say what is done with them.
+
+    The engine has loaded them by now, and what is in a directory now may be another thing: what
+    was written there since the engine began is refused.
 
     Args:
         model: vLLM's ModelConfig.
         load: vLLM's LoadConfig.
         revision: The operator's name for them; empty to derive it.
+        began_ns: Before which no weights were loaded, on the clock of files; None: nobody knows.
 
     Raises:
         ConfigError: They cannot be told apart from others; names ``weights_revision``.
@@ -100,6 +118,16 @@ def weights_name(model: Any, load: Any, revision: str) -> str:  # noqa: ANN401 -
         raise _unnamed(model, problem)
     else:
         name = weights_digest(place)
+        is_given = place == Path(model.model)  # else the engine may have downloaded it
+        if began_ns is not None and is_given and is_changed_since(place, began_ns):
+            raise ConfigError(
+                "weights_revision",
+                "",
+                f"files of {place} were changed while the engine was starting, which may "
+                "have loaded what was there before",
+                "Start it again. Give each version a directory of its own, or a name by "
+                "kv_connector_extra_config.weights_revision.",
+            )
         name += "" if load.load_format in _SAME_FILES else f"/{load.load_format}"
     if model.hf_config_path:
         apart = _directory(model.hf_config_path, None, None)
