@@ -123,11 +123,11 @@ COMPANY = (
     ),
     Mutant(
         name="waiting_blocks_outlive_a_doubt",
-        why="What former weights computed is stored under the key space of the new ones.",
+        why="What a request computed on bad blocks is stored with what others wait for.",
         file=_COMPANY,
         find=" and life.may_save and not life.is_over",
         replace=" and not life.is_over",
-        killers=(f"{_ENDS}::test_doubt_about_the_weights_drops_what_waits",),
+        killers=(f"{_ENDS}::test_life_that_is_not_saved_any_more_waits_for_nothing",),
     ),
     Mutant(
         name="waiting_blocks_lost_uncounted",

@@ -21,14 +21,17 @@ from tests.scheduler.test_decoded import AT_END, all_saved
 from ucm.config import SaveDecoded
 from ucm.layout import KVLayout
 from ucm.scheduler.adapter import SchedulerAdapter
-from ucm.scheduler.company import MOST_STEPS, most_waiting
+from ucm.scheduler.company import MOST_STEPS, Company, most_waiting
+from ucm.scheduler.lives import Life
 from ucm.scheduler.messages import StepPlan, StepReport
+from ucm.scheduler.records import Record
 from ucm.scheduler.requests import (
     Disposition,
     RequestEnd,
     ScheduledRequest,
     StepFacts,
 )
+from ucm.scheduler.shares import Run, Stay
 
 SIZE = ONE_FULL.max_block_bytes
 BUSY = None
@@ -324,3 +327,14 @@ class TestEnds:
         assert () == adapter.plan_step(StepFacts(is_idle=True)).saves
         adapter.request_finished("a", end("a", 1, prompt=4))
         assert (1, True) == (adapter.totals.dropped_blocks, adapter.is_idle)
+
+    def test_life_that_is_not_saved_any_more_waits_for_nothing(self) -> None:
+        """What a request computed on bad blocks does not go with others' blocks."""
+        company, taken = Company(4 * SIZE, 1.0), []
+        for name in "ab":
+            life = Life(key=(name, 1), stay=Stay(name, 1), record=Record(name))
+            company.put(life, 0, Run(0, (1,), hashes_of(name, 1)), SIZE)
+            life.may_save = name == "b"
+        assert 1 == len(company)
+        company.leave(lambda left: taken.extend(stay.request_id for stay, _ in left))
+        assert ["b"] == taken
