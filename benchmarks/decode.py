@@ -42,7 +42,7 @@ from benchmarks.sides import (
     absent,
     empty,
     example,
-    has_lmcache,
+    has_server,
     ours,
     plain,
 )
@@ -70,7 +70,7 @@ def sides(model: Model, *, with_peers: bool) -> dict[str, Side]:
     there[CONSUMER] = Side(MEMORY, ours(capacity, kv_role="kv_consumer"))
     if with_peers:
         there[EXAMPLE] = Side(MEMORY, example)
-        if has_lmcache():
+        if has_server():
             there[LMCACHE] = ServedSide(chunk_tokens=model.block_tokens)
     return there
 

@@ -25,7 +25,7 @@ from benchmarks.sides import (
     Side,
     absent,
     example,
-    has_lmcache,
+    has_server,
     ours,
     plain,
 )
@@ -51,7 +51,7 @@ def sides(scale: Scale) -> dict[str, Side]:
         ROWWISE: Side(MEMORY, ours(use_layerwise=True)),
         EXAMPLE: Side(MEMORY, example),
     }
-    if has_lmcache():
+    if has_server():
         there[LMCACHE] = ServedSide()
     return there
 

@@ -2,11 +2,13 @@
 """
 The kinds of engine that are measured beside each other, and the stores they need.
 
-LMCache takes part where it is installed: see ``benchmarks.peers``.
+LMCache takes part where it is installed, see ``benchmarks.peers``, and its server can be imported.
 """
 
 import contextlib
+import functools
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +33,7 @@ __all__ = [
     "absent",
     "empty",
     "example",
-    "has_lmcache",
+    "has_server",
     "ours",
     "plain",
 ]
@@ -157,7 +159,26 @@ def example(home: Path) -> dict[str, object]:
     }
 
 
+@functools.cache
+def _no_server() -> str:
+    """Return why LMCache's server does not run here; empty where it may."""
+    if not has_lmcache():
+        return "lmcache is not installed"
+    code = "import lmcache.v1.multiprocess.http_server"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    if not done.returncode:
+        return ""
+    return f"it cannot be imported ({done.stderr.strip().rpartition(chr(10))[2][:200]})"
+
+
+def has_server() -> bool:
+    """Return whether LMCache's server takes part."""
+    return not _no_server()
+
+
 def absent(case: str) -> Iterator[Note]:
     """Say which sides are missing."""
-    if not has_lmcache():
-        yield Note(case, f"{LMCACHE}: absent, lmcache is not installed; no figure.")
+    if problem := _no_server():
+        yield Note(case, f"{LMCACHE}: absent, {problem}; no figure.")
