@@ -93,6 +93,8 @@ class Bench:
                 self.store, self.device, self._layout, self._home, config=self._config
             ) as self._runtime,
         ):
+            while (stats := self.store.stats()).populated_bytes < stats.capacity_bytes:
+                time.sleep(0.01)  # until then there is room for some blocks only
             yield self
 
     def new_keys(self) -> list[PackedKey]:
