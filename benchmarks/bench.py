@@ -32,6 +32,7 @@ __all__ = ["CALL_SPANS", "KB", "POOL_SPANS", "SPAN_BYTES", "Bench", "on_slab"]
 SPAN_BYTES = 8 << 20
 POOL_SPANS, CALL_SPANS, CALL_REQUESTS = 64, 16, 4
 KB = 1 << 10
+_MEMORY_S = 60.0
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -93,9 +94,16 @@ class Bench:
                 self.store, self.device, self._layout, self._home, config=self._config
             ) as self._runtime,
         ):
-            while (stats := self.store.stats()).populated_bytes < stats.capacity_bytes:
-                time.sleep(0.01)  # until then there is room for some blocks only
+            self._await_memory()
             yield self
+
+    def _await_memory(self) -> None:
+        """Wait until a store has all its memory: before there is room for some blocks only."""
+        until = time.monotonic() + _MEMORY_S
+        while (stats := self.store.stats()).populated_bytes < stats.capacity_bytes:
+            if time.monotonic() > until:
+                raise TimeoutError(f"the store has no memory yet: {stats}")
+            time.sleep(0.01)
 
     def new_keys(self) -> list[PackedKey]:
         """Return the keys of a span that was never saved."""

@@ -2,6 +2,7 @@
 """An engine's memory and a runtime over it, for benchmarks."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -65,13 +66,18 @@ def make_order(
     block_ids: Sequence[int],
     keys: Sequence[PackedKey] | int,
 ) -> SpanOrder:
-    """Return an order for all rows; *keys* may be the first number of new ones."""
+    """
+    Return an order for all rows; *keys* may be the first number of new ones.
+
+    Its blocks count as used now: those of one batch would else have one moment, the batch's, and
+    none of them would make room for another.
+    """
     if isinstance(keys, int):
         keys = make_keys(keys, len(block_ids))
     return SpanOrder(
         transfer_id=transfer_id,
         kind=kind,
-        owners=(Owner(request, transfer_id, len(block_ids)),),
+        owners=(Owner(request, transfer_id, len(block_ids), time.monotonic_ns()),),
         group_id=GROUP,
         block_ids=tuple(block_ids),
         hashes=b"".join(BlockKey.unpack(key).block_hash for key in keys),

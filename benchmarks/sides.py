@@ -40,6 +40,7 @@ __all__ = [
 
 PLAIN, EMPTY = "no connector", "empty connector"
 EXAMPLE, LMCACHE = "ExampleConnector", "LMCache server"
+_IMPORT_S = 120.0
 
 
 @attrs.frozen
@@ -164,13 +165,17 @@ def _no_server() -> str:
     """Return why LMCache's server does not run here; empty where it may."""
     if not has_lmcache():
         return "lmcache is not installed"
-    code = "import lmcache.v1.multiprocess.http_server"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    if not done.returncode:
-        return ""
-    return f"it cannot be imported ({done.stderr.strip().rpartition(chr(10))[2][:200]})"
+    command = [sys.executable, "-c", "import lmcache.v1.multiprocess.http_server"]
+    try:
+        subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=_IMPORT_S
+        )
+    except subprocess.TimeoutExpired:
+        return f"it is not imported within {_IMPORT_S:.0f} s"
+    except subprocess.CalledProcessError as exc:
+        problem = exc.stderr.strip().rpartition("\n")[2]
+        return f"it cannot be imported ({problem[:200]})"
+    return ""
 
 
 def has_server() -> bool:

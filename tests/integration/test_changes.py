@@ -9,6 +9,9 @@ import pytest
 
 from ucm.integration.changes import engine_began_ns, last_change_ns
 
+LIMIT_S = 20.0
+"""A clock of files has ticks of a hundredth of a second at most: this is for what is not seen."""
+
 
 @pytest.fixture
 def place(tmp_path):
@@ -26,8 +29,10 @@ def last(place):
 
 def until_later(moment_ns, change, seen):
     """Do something again and again until a file system's clock, which has ticks, has gone on."""
+    until = time.monotonic() + LIMIT_S
     change()
     while seen() <= moment_ns:
+        assert time.monotonic() < until, "it is not seen"
         change()
 
 

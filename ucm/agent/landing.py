@@ -64,9 +64,8 @@ def _seal(
     digests = [answer.digest for answer in answers]
     known = [each for each in map(digests.__getitem__, done) if each is not None]
     if done and lease.takes_digests and len(known) == len(done):
-        lease.seal_with(
-            [each or 0 for each in digests]
-        )  # what did not come is left out
+        # What did not come is left out by the commit.
+        lease.seal_with([each or 0 for each in digests])
         return known
     is_all = len(done) == len(answers)
     seals: list[int] = []
