@@ -2,6 +2,7 @@
 """A small engine's memory, a store and a runtime around it, for tests."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import attrs
@@ -121,6 +122,13 @@ class Rig:
         """Wait until all is settled and return the outcomes by transfer id."""
         assert self.runtime.flush(timeout)
         return self.outcomes()
+
+    def failure(self, timeout: float = 60.0) -> str:
+        """Return why the runtime serves nothing more, told behind a ticket's end perhaps."""
+        limit = time.monotonic() + timeout
+        while not self.runtime.failure and time.monotonic() < limit:
+            self.runtime.wait_for_notice(0.01)
+        return self.runtime.failure
 
     def advance(self, seconds: float) -> None:
         """Let so much time pass at once."""

@@ -92,7 +92,7 @@ class TestSubmit:
             with pytest.raises(KeyError, match="7"):
                 rig.submit(*orders)
             gate.open()
-            assert "could not be taken in" in rig.runtime.failure
+            assert "could not be taken in" in rig.failure()
             refused = Outcome(OutcomeKind.REFUSED, "failed")
             ends = rig.outcomes()
             assert ({1, 2, 3}, refused, refused) == (set(ends), ends[2], ends[3])
@@ -258,7 +258,7 @@ class TestFaults:
             rig.submit(*(order(n, SAVE, range(n, n + 1), range(1, 2)) for n in (1, 2)))
             outcomes = rig.settle()
             assert {OutcomeKind.FAILED} == {one.kind for one in outcomes.values()}
-            assert "died" in rig.runtime.failure
+            assert "died" in rig.failure()
             assert ["failed"] == rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
             # One may have been copied while the other thread died.
             assert all(one.ticket.guard.wait_released(60.0) for one in rig.notices)

@@ -69,7 +69,7 @@ class TestDeadlines:
             rig.advance(LONG)
             assert "stuck" == rig.settle()[1].reason
             assert [1] == rig.told(NoticeKind.QUARANTINED)
-            assert "stuck" in rig.runtime.failure
+            assert "stuck" in rig.failure()
             gate.open()
         assert [] == rig.told(NoticeKind.RELEASED)
 

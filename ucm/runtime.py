@@ -388,6 +388,7 @@ class Runtime:
         with self._failure_lock:
             if self._failure:
                 return
+            self._pipeline.queue.refuse(Admission.FAILED)  # before anyone sees it
             self._failure = why
         self._counters.set("ucm_healthy", 0)
         self._pipeline.queue.close(Admission.FAILED)

@@ -300,7 +300,7 @@ class TestBlockGuard:
             rig.settle()
             rig.submit(order(2, Direction.LOAD, range(2), range(20, 22)))
             assert OutcomeKind.FAILED is rig.settle()[2].kind
-            assert "blocks of transfer 2 are not zeroed" == rig.runtime.failure
+            assert "blocks of transfer 2 are not zeroed" == rig.failure()
             assert [1] == rig.told(NoticeKind.RELEASED)
 
     def test_blocks_without_bytes_of_ours_go_back_as_they_are(self):
