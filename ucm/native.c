@@ -9,6 +9,7 @@
 #endif
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -26,7 +27,7 @@ typedef int query_function(void *);
 typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, void *,
                            size_t, void *, void *);
 
-int ucm_version(void) { return 10; }  // each change of a function raises it; see native.py
+int ucm_version(void) { return 11; }  // each change of a function raises it; see native.py
 
 // Slots to be digested, by whoever takes the next one.
 struct slots {
@@ -204,7 +205,7 @@ void ucm_leave(struct gate *gate) {
     while (atomic_load(&gate->num_touching)) sched_yield();
 }
 
-enum { WRONG = -1, LEFT = -2 };  // errors beside those of the system
+enum { WRONG = -1, LEFT = -2, DAMAGED = -3 };  // errors beside those of the system
 
 // How bytes are digested part by part: functions of another library.
 struct digester {
@@ -340,7 +341,7 @@ void ucm_read_files(const char *const *paths, const uint8_t *marked, size_t coun
     if (sink.state) digester->destroy(sink.state);
 }
 
-static int write_whole(int file, struct iovec *part, const struct iovec *end) {
+static int write_all(int file, struct iovec *part, const struct iovec *end) {
     while (part < end) {
         ssize_t done = writev(file, part, (int)(end - part));
         if (done < 0 && errno != EINTR) return errno;
@@ -355,48 +356,98 @@ static int write_whole(int file, struct iovec *part, const struct iovec *end) {
     return 0;
 }
 
+// Bytes behind a header, and what they are to be: each piece is digested and written while the
+// CPU's cache has it.
+struct source {
+    uint8_t *header, *bytes;
+    size_t header_bytes, nbytes;
+    const struct digester *digester;
+    void *state;
+    uint64_t seed, digest;
+};
+
+enum { WRITTEN_BYTES = 1 << 17 };
+
+static int write_whole(int file, const struct source *from) {
+    from->digester->reset(from->state, from->seed);
+    size_t done = 0;
+    do {
+        size_t left = from->nbytes - done, some = left < WRITTEN_BYTES ? left : WRITTEN_BYTES;
+        struct iovec parts[] = {{from->header, from->header_bytes}, {from->bytes + done, some}};
+        from->digester->update(from->state, from->bytes + done, some);
+        int error = write_all(file, parts + (done > 0), parts + 2);
+        if (error) return error;
+        done += some;
+    } while (done < from->nbytes);
+    return from->digester->tell(from->state) == from->digest ? 0 : DAMAGED;
+}
+
 static int make_folder(const char *path) {
     return mkdir(path, 0700) && errno != EEXIST ? errno : 0;
 }
 
-// Give a whole file its name, which one that is there keeps, unless there are no links.
+// Make the folder that a file is to be in, and the one above.
+static int make_folders(const char *path) {
+    char folder[PATH_MAX], *end;
+    if (strlen(path) >= sizeof folder) return ENAMETOOLONG;
+    if (!(end = strrchr(strcpy(folder, path), '/'))) return ENOENT;
+    *end = 0;
+    if ((end = strrchr(folder, '/'))) {
+        *end = 0;
+        int error = make_folder(folder);
+        if (error) return error;
+        *end = '/';
+    }
+    return make_folder(folder);
+}
+
+// Give a whole file its name, which one that is there keeps, unless the mount cannot.
 static int give_name(const char *temporary, const char *path) {
+    if (!renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE)) return 0;
+    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return errno;
     if (!link(temporary, path)) return 0;
     int error = errno, has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS &&
                                    error != EMLINK && error != EXDEV;
     return has_links ? error : rename(temporary, path) ? errno : 0;
 }
 
-// Names of a file: at first, of two folders that may have to be made, and at last.
-enum { TEMPORARY, UPPER, FOLDER, FINAL, NUM_NAMES };
+// Names of a file.
+enum { TEMPORARY, FINAL, NUM_NAMES };
 
-static int write_file(const char *const *names, struct iovec parts[2], struct gate *gate) {
+static int write_file(const char *const *names, const struct source *from, struct gate *gate) {
     int file = open_file(names[TEMPORARY], O_WRONLY | O_CREAT | O_EXCL);
     if (file < 0) return errno == EEXIST ? WRONG : errno;
-    int error = write_whole(file, parts, parts + 2);
+    int error = write_whole(file, from);
     if (close(file) && !error) error = errno;  // some mounts tell then that they are full
     if (error) return error;
     if (atomic_load(&gate->is_left)) return LEFT;  // other bytes may lie there by now
     error = give_name(names[TEMPORARY], names[FINAL]);
-    if (error == ENOENT && !(error = make_folder(names[UPPER])) &&
-        !(error = make_folder(names[FOLDER])))
+    if (error == ENOENT && !(error = make_folders(names[FINAL])))
         error = give_name(names[TEMPORARY], names[FINAL]);
     return error;
 }
 
-// Write files, each a header and what is behind it, under their first names, then give them
-// the last. `errors` gets what became of each; EEXIST: it was there.
+// Write files, each a header and what is behind it, under their first names, then give those
+// whose bytes have their digest the last. `errors` gets what became of each; EEXIST: it was there.
 void ucm_write_files(const char *const *names, size_t count, uint8_t *headers,
                      size_t header_bytes, uint8_t *const *sources, const size_t *sizes,
-                     struct gate *gate, int *errors) {
+                     struct gate *gate, const struct digester *digester,
+                     const uint64_t *seeds, const uint64_t *digests, int *errors) {
+    struct source from = {.header_bytes = header_bytes, .digester = digester,
+                          .state = digester->create()};
     for (size_t at = 0; at < count; at++, names += NUM_NAMES) {
-        struct iovec parts[] = {{headers + at * header_bytes, header_bytes},
-                                {sources[at], sizes[at]}};
         errors[at] = atomic_load(&gate->is_left) ? LEFT : find_file(names[FINAL]) ? 0 : EEXIST;
+        if (!errors[at] && !from.state) errors[at] = ENOMEM;
         if (errors[at]) continue;
-        errors[at] = write_file(names, parts, gate);
+        from.header = headers + at * header_bytes;
+        from.bytes = sources[at];
+        from.nbytes = sizes[at];
+        from.seed = seeds[at];
+        from.digest = digests[at];
+        errors[at] = write_file(names, &from, gate);
         unlink(names[TEMPORARY]);
     }
+    if (from.state) digester->destroy(from.state);
 }
 
 // Look for files, and follow no links; `errors` gets 0 for each that is there.

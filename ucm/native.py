@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["LIBRARY", "Native", "address_of", "find_native"]
 
-_VERSION = 10
+_VERSION = 11
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -90,7 +90,7 @@ class Native:
         library.ucm_write_files.restype = None
         library.ucm_write_files.argtypes = (
             *(_ADDRESS, _SIZE, _ADDRESS, _SIZE),
-            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
         )
         self.find_files: Callable[..., Any] = library.ucm_find_files
         library.ucm_find_files.restype = None

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spill of blocks whose slots are given to others meanwhile, or that are damaged."""
 
+from functools import partial
+
 import attrs
+import pytest
 
 from tests.agent.unruly import Unruly, guarded, inline, open_core, run_virtual
 from tests.stores.slab_kit import RawSlab, open_slab
@@ -120,10 +123,60 @@ class TestRecycled:
             assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
             assert {} == shown(backend)
 
-    def test_damaged_block_is_not_put(self, tmp_path) -> None:
-        """R-55: what does not verify in the slab reaches no tier."""
+    def test_slot_recycled_under_a_put_that_verifies_is_not_damaged(
+        self, tmp_path
+    ) -> None:
+        """X-04, R-55: the tier saw other bytes, stored none, and is asked to delete none."""
         with open_slab(tmp_path / "slab", 8) as slab:
-            backend = Unruly()
+            recycle = Recycles(slab, RawSlab(tmp_path / "slab"))
+
+            class Slow(Unruly):
+                async def put(self, blocks):
+                    recycle()
+                    return await super().put(blocks)
+
+                async def delete(self, keys):
+                    self.asked.append("delete")
+                    return await super().delete(keys)
+
+            backend = Slow(verifies=True)
+            save(slab, KEYS[:1])
+
+            async def spill():
+                spiller = Spiller(slab, guarded(backend), inline, 10)
+                spiller.offer(KEYS[0], BLOCK_BYTES)
+                await spiller._spill(spiller._take())
+                return spiller.counts
+
+            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {} == shown(backend)
+            assert "delete" not in backend.asked
+
+    def test_block_is_read_once_by_a_tier_that_verifies(self, tmp_path) -> None:
+        """R-55: who moves the bytes compares them on their way, and nobody reads them before."""
+        reads = []
+        with open_slab(tmp_path / "slab", 8) as slab:
+            save(slab, KEYS[:2])
+            watched = Between(slab, lambda: reads.append("verified"))
+
+            async def spill(verifies):
+                backend = Unruly(verifies=verifies)
+                spiller = Spiller(watched, guarded(backend), inline, 10)
+                for key in KEYS[:2]:
+                    spiller.offer(key, BLOCK_BYTES)
+                await spiller._spill(spiller._take())
+                return spiller.counts.spilled
+
+            assert 2 == run_virtual(partial(spill, True))
+            assert [] == reads
+            assert 2 == run_virtual(partial(spill, False))
+            assert ["verified"] == reads
+
+    @pytest.mark.parametrize("verifies", [False, True])
+    def test_damaged_block_is_not_put(self, tmp_path, verifies) -> None:
+        """R-55: what does not verify in the slab reaches no tier, whoever compares it."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+            backend = Unruly(verifies=verifies)
             save(slab, KEYS[:2])
             RawSlab(tmp_path / "slab").put(KEYS[0], b"x" * BLOCK_BYTES)
 

@@ -118,7 +118,14 @@ class Unruly(MemoryBackend):
             return [Verdict.UNAVAILABLE] * len(blocks)
         if not self.does.keeps:
             return [Verdict.DONE] * len(blocks)
-        return await super().put(blocks)
+        if not self.capabilities.verifies:
+            return await super().put(blocks)
+        return [
+            (await MemoryBackend.put(self, [each]))[0]
+            if each.checksum == block_checksum(each.key, each.data)
+            else Verdict.GARBAGE
+            for each in blocks
+        ]
 
 
 def guarded(backend: Unruly) -> BreakerBackend:

@@ -52,7 +52,7 @@ def make_file(path, nbytes):
 def ask(path, nbytes, *, is_marked=False):
     """Ask for a file, into memory of ones."""
     return Asked(
-        str(path), memoryview(bytearray(b"\1" * nbytes)), is_marked, SEED - nbytes
+        bytes(path), memoryview(bytearray(b"\1" * nbytes)), is_marked, SEED - nbytes
     )
 
 
@@ -132,7 +132,9 @@ class TestReading:
         """A link to nowhere is there; below a file nothing can be looked for."""
         make_file(tmp_path / "file", 5)
         (tmp_path / "link").symlink_to("nowhere")
-        paths = [str(tmp_path / name) for name in ("file", "absent", "link", "file/x")]
+        paths = [
+            bytes(tmp_path / name) for name in ("file", "absent", "link", "file/x")
+        ]
         assert [0, errno.ENOENT, 0, errno.ENOTDIR] == reader.find(paths)
 
     def test_signal_that_comes_meanwhile_changes_nothing(self, tmp_path):
@@ -145,7 +147,7 @@ class TestReading:
         came = reader.read([ask(tmp_path / name, 5) for name in names], Gate())
         assert came_of(content) == came[0]
         assert errno.ENOENT == came[1].error
-        found = reader.find([str(tmp_path / name) for name in names])
+        found = reader.find([bytes(tmp_path / name) for name in names])
         assert [0, errno.ENOENT] == found
 
     def test_nothing_is_done_for_nobody(self, reader):

@@ -9,17 +9,18 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
 from tests.backends.test_files import KEYS, collected, find, open_files, put
 from tests.kit.hooked import NOTHING, Hooked
 from tests.native_kit import build
-from ucm import native
+from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends.abc import Verdict
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.files import _writing
 from ucm.backends.files._reading import LEFT, WRONG
-from ucm.backends.files._writing import Given, PlainWriter, find_writer
+from ucm.backends.files._writing import DAMAGED, Given, PlainWriter, find_writer
 from ucm.backends.wrap import DeadlineBackend
 from ucm.testing import faults
 from ucm.testing.backend_contract import BLOCK, fetch_sound
@@ -27,6 +28,9 @@ from ucm.testing.store_blocks import make_keys
 
 _INTERRUPTED = Path(__file__).parents[1] / "kit" / "interrupted.h"
 LENGTHS = (1, 4096, 77777)
+SEED = 2**64 - 5
+NO_RENAMES = {"renameat2": errno.EINVAL}
+"""Of a mount that cannot rename without taking another file's place, as those over a network."""
 
 
 class Mount(Hooked):
@@ -85,14 +89,20 @@ def give(root, name, nbytes=5):
     folder = root / "blocks" / "aa" / "bb"
     for made in ("writing", "blocks"):
         (root / made).mkdir(exist_ok=True)
-    names = root / "writing" / name, folder.parent, folder, folder / name
+    names = root / "writing" / name, folder / name
     data = memoryview(content[HEADER_BYTES:])
-    return Given(*map(str, names), content[:HEADER_BYTES], data)
+    checksum = xxh3_64_intdigest(data, SEED)
+    return Given(*map(bytes, names), content[:HEADER_BYTES], data, SEED, checksum)
+
+
+def place(name):
+    """Return where a name leads."""
+    return Path(os.fsdecode(name))
 
 
 def is_written(given):
     """Return whether a file has its name, and all its bytes."""
-    return Path(given.path).read_bytes() == given.header + bytes(given.data)
+    return place(given.path).read_bytes() == given.header + bytes(given.data)
 
 
 class TestWriting:
@@ -105,33 +115,37 @@ class TestWriting:
         assert [] == os.listdir(tmp_path / "writing")
         modes = [os.stat(each.path).st_mode for each in given]
         assert {0o600} == set(map(stat.S_IMODE, modes))
-        assert 0o700 == stat.S_IMODE(os.stat(given[0].folder).st_mode)
+        assert 0o700 == stat.S_IMODE(os.stat(place(given[0].path).parent).st_mode)
 
     def test_block_that_is_there_stays_and_nothing_is_written(
         self, mount, writer, tmp_path
     ):
         """X-02: whatever lies there, a link to nowhere as well; others are written."""
         given = [give(tmp_path, name) for name in ("there", "link", "new")]
-        os.makedirs(given[0].folder)
-        Path(given[0].path).write_text("old")
-        Path(given[1].path).symlink_to("nowhere")
+        place(given[0].path).parent.mkdir(parents=True)
+        place(given[0].path).write_text("old")
+        place(given[1].path).symlink_to("nowhere")
         told = writer.write(given, Gate())
         assert [errno.EEXIST, errno.EEXIST, 0] == told
         assert 1 == mount.calls.count("open")
-        assert ("old", True) == (Path(given[0].path).read_text(), is_written(given[2]))
+        assert ("old", True) == (place(given[0].path).read_text(), is_written(given[2]))
 
-    def test_later_writer_leaves_the_first_ones_block(self, mount, writer, tmp_path):
+    @pytest.mark.parametrize("errors", [{}, NO_RENAMES], ids=["renames", "links"])
+    def test_later_writer_leaves_the_first_ones_block(
+        self, mount, writer, tmp_path, errors
+    ):
         """X-02: who comes second, having seen nothing, is told so and cleans up."""
         given = give(tmp_path, "one")
 
         def race(name):
-            if name == "link" and not Path(given.path).exists():
-                Path(given.folder).mkdir(parents=True)
-                Path(given.path).write_text("first")
+            if name in ("link", "renameat2") and not place(given.path).exists():
+                place(given.path).parent.mkdir(parents=True)
+                place(given.path).write_text("first")
 
         mount.before = race
+        mount.errors |= errors
         assert [errno.EEXIST] == writer.write([given], Gate())
-        assert "first" == Path(given.path).read_text()
+        assert "first" == place(given.path).read_text()
         assert [] == os.listdir(tmp_path / "writing")
 
     @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
@@ -139,7 +153,7 @@ class TestWriting:
         self, mount, writer, tmp_path, error
     ):
         """X-02: into folders that are there and such as are not."""
-        mount.errors["link"] = error
+        mount.errors |= {"link": error, **NO_RENAMES}
         given = [give(tmp_path, name) for name in ("one", "other")]
         assert [0, 0] == writer.write(given, Gate())
         assert [True, True] == list(map(is_written, given))
@@ -151,10 +165,25 @@ class TestWriting:
         self, mount, writer, tmp_path, call, error
     ):
         """R-51: of a mount that is full, too, which some tell when a file is closed."""
-        mount.errors[call] = error
+        mount.errors |= {call: error, **NO_RENAMES}
         given = give(tmp_path, "one")
         assert [error] == writer.write([given], Gate())
-        assert not Path(given.path).exists()
+        assert not place(given.path).exists()
+        assert [] == os.listdir(tmp_path / "writing")
+
+    def test_damaged_bytes_get_no_name(self, writer, tmp_path):
+        """A byte is not what the checksum says, in whichever piece: others are written all the same."""
+        lengths = (1, 5, 300_000, 300_000)
+        given = [give(tmp_path, str(at), n) for at, n in enumerate(lengths)]
+        for at, which in ((0, 0), (2, 0), (3, -1)):
+            damaged = bytearray(given[at].data)
+            damaged[which] ^= 1
+            given[at] = given[at]._replace(data=memoryview(damaged))
+        wanted = [DAMAGED, 0, DAMAGED, DAMAGED]
+        assert wanted == writer.write(given, Gate())
+        assert [not told for told in wanted] == [
+            place(each.path).exists() for each in given
+        ]
         assert [] == os.listdir(tmp_path / "writing")
 
     def test_mount_that_takes_nothing_is_not_asked_for_ever(
@@ -170,14 +199,14 @@ class TestWriting:
         """R-24: a link in place of a file that is being written has nothing written to its target."""
         given, victim = give(tmp_path, "one"), tmp_path / "victim"
         victim.write_text("theirs")
-        Path(given.temporary).symlink_to(victim)
+        place(given.temporary).symlink_to(victim)
         assert [WRONG] == writer.write([given], Gate())
-        assert ("theirs", False) == (victim.read_text(), Path(given.path).exists())
+        assert ("theirs", False) == (victim.read_text(), place(given.path).exists())
 
     def test_file_in_a_folders_place_is_no_block(self, writer, tmp_path):
         """R-51: nobody says of a block that it is there, which is not."""
         given = give(tmp_path, "one")
-        Path(given.upper).touch()
+        place(given.path).parent.parent.touch()
         (told,) = writer.write([given], Gate())
         assert told not in (0, errno.EEXIST)
 
@@ -189,6 +218,24 @@ class TestWriting:
         given = give(tmp_path, "one")
         assert [0] == writer.write([given], Gate())
         assert is_written(given)
+
+    @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+    def test_error_of_a_rename_is_told_and_leaves_nothing(self, tmp_path, error):
+        """R-51: only what says that a mount has no such renames has another way tried."""
+        (tmp_path / "built").mkdir()
+        mount = Mount()
+        mount.errors["renameat2"] = error
+        writer = find_writer(mount.build(tmp_path / "built"), is_lasting=False)
+        given = give(tmp_path, "one")
+        assert [error] == writer.write([given], Gate())
+        assert "link" not in mount.calls
+        assert not place(given.path).exists()
+        assert [] == os.listdir(tmp_path / "writing")
+
+    def test_digests_that_are_not_known_are_compared_by_python(self, monkeypatch):
+        """Where xxhash is another build, no file is written that nobody has compared."""
+        monkeypatch.setattr(xxh3, "DIGESTER", None)
+        assert isinstance(find_writer(native.LIBRARY, is_lasting=False), PlainWriter)
 
     def test_nothing_is_done_for_nobody(self, writer):
         """Of no files."""
@@ -230,7 +277,7 @@ class TestGate:
         given, gate = [give(tmp_path, name) for name in ("one", "other")], Gate()
         mount.before = lambda name: gate.leave() if name == call else None
         assert [LEFT, LEFT] == writer.write(given, gate)
-        assert [False, False] == [Path(each.path).exists() for each in given]
+        assert [False, False] == [place(each.path).exists() for each in given]
         assert 1 == mount.calls.count("open")
         assert [] == os.listdir(tmp_path / "writing")
 

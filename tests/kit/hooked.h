@@ -48,6 +48,7 @@ static inline ssize_t part_preadv2(int file, const struct iovec *parts, int coun
 
 #define open(...) (fails("open") ? -1 : open(__VA_ARGS__))
 #define lstat(...) (fails("stat") ? -1 : lstat(__VA_ARGS__))
+#define renameat2(...) (fails("renameat2") ? -1 : renameat2(__VA_ARGS__))
 #define link(...) (fails("link") ? -1 : link(__VA_ARGS__))
 #define mkdir(...) (fails("mkdir") ? -1 : mkdir(__VA_ARGS__))
 #define pread(...) (fails("pread") ? -1 : pread(__VA_ARGS__))

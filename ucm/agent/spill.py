@@ -10,9 +10,9 @@ What the tier does not take by its setting is dropped as well (``ucm.agent.admis
 does not answer, or takes nothing, is tried with one block a time, which waits on behind all others:
 it may be one that is never taken, as by a server of several that is away, or never looked for.
 
-A block goes with the checksum that it has in the slab, and is held against it first. The slab does
-not hold a block while it is read: that its slot is its own is looked at behind that, and again
-behind the put, because the bytes are read then once more: what was recycled under it is
+A block goes with the checksum that it has in the slab, and is held against it first, or by the tier's
+own put as it moves the bytes. The slab does not hold a block while it is read: that its slot is its own
+is looked at behind that, and again behind the put, which reads it: what was recycled under it is
 taken out of the tier, as far as the tier has answered. Whoever meets it there before, or all the
 same, sees that its checksum does not hold.
 
@@ -49,6 +49,7 @@ _SHORTEST_S: Final = 0.001
 """Less than a loop's clock can tell apart would be no wait at all."""
 _LATER_S: Final = 10.0
 """So much behind a while in which a tier was not asked it is asked for what waits on."""
+_WHY: Final = {Verdict.FULL: Reason.STORE_FULL, Verdict.GARBAGE: Reason.CORRUPT}
 
 
 @attrs.define
@@ -280,8 +281,7 @@ class Spiller:
 
     async def _spill(self, sizes: dict[PackedKey, int]) -> None:
         """Bring each block to its end."""
-        absent = []
-        keys = list(sizes)
+        keys, absent = list(sizes), list[PackedKey]()
         left = set(keys)
         unanswered: dict[PackedKey, int] = {}
         try:
@@ -323,7 +323,8 @@ class Spiller:
         for block, verdict, is_lost in zip(blocks, verdicts, lost, strict=True):
             left.discard(block.key)
             if is_lost and verdict is not Verdict.PRESENT:
-                torn.append(block.key)
+                if verdict is not Verdict.GARBAGE:
+                    torn.append(block.key)
                 self.counts.dropped[Reason.RECYCLED] += 1
             elif verdict is Verdict.DONE:
                 self.counts.spilled += 1
@@ -333,8 +334,7 @@ class Spiller:
             elif verdict is Verdict.UNAVAILABLE:
                 unanswered[block.key] = len(block.data)
             else:
-                is_full = verdict is Verdict.FULL
-                self.counts.dropped[Reason.STORE_FULL if is_full else Reason.ERROR] += 1
+                self.counts.dropped[_WHY.get(verdict, Reason.ERROR)] += 1
         if torn:
             await self._backend.delete(torn)
 
@@ -357,15 +357,15 @@ class Spiller:
         found: list[_Read],
         wrong: dict[PackedKey, Reason],
     ) -> None:
-        """Verify blocks of one size where they are, on a thread; or say why not."""
+        """Find blocks, verified unless the tier does it, on a thread; or say why not."""
         try:
             with contextlib.ExitStack() as undo:
                 lease = undo.enter_context(self._store.read(keys))
-                _verify(lease)
+                if not self._can.verifies:
+                    _verify(lease)
                 seals = lease.seals(0, len(keys))
-                views = [
-                    lease.slots.block(at).data.toreadonly() for at in range(len(keys))
-                ]
+                each = map(lease.slots.block, range(len(keys)))
+                views = [block.data.toreadonly() for block in each]
                 lease.recheck()  # or they were not these blocks that were looked at
                 undo.pop_all()
         except (BlockNotFoundError, BlockCorruptError) as exc:

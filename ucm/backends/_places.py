@@ -86,7 +86,7 @@ def is_claimed(path: Path, name: str, key: str) -> bool:
     return False
 
 
-def give_name(temporary: Path | str, path: Path | str) -> bool:
+def give_name(temporary: Path | str | bytes, path: Path | str | bytes) -> bool:
     """
     Let a file that is whole be found, in one step.
 

@@ -12,7 +12,8 @@ to is given back only when it no longer can.
 
 A block is *sealed*: its bytes with the checksum of ``block_checksum``, which is also what seals
 it in a slab. The checksum travels with the bytes (``ucm.backends.envelope``), and whoever gets a
-block compares it before anybody sees the block. A backend stores what it is given; it judges nothing.
+block compares it before anybody sees the block. A backend stores what it is given and judges nothing,
+unless it says that it ``verifies``.
 
 What can be configured as a tier has a class method ``open_configured(settings, key)``, as
 ``ucm.backends.opening`` calls it.
@@ -64,7 +65,8 @@ class Verdict(enum.StrEnum):
     FULL = "full"
     """Put: there is no room, and none was made."""
     GARBAGE = "garbage"
-    """Get: what is there is no block of this key: foreign, cut, too long, damaged."""
+    """Get: what is there is no block of this key: foreign, cut, too long, damaged. Put, where that
+    ``verifies``: the bytes are not those of the checksum, and nothing was stored."""
     UNAVAILABLE = "unavailable"
     """The other side did not answer, or refused to; it may have done what was asked."""
     AWAY = "away"
@@ -123,6 +125,8 @@ class BackendCapabilities:
     """Blocks per call that serve it best; more are allowed."""
     in_flight: int
     """Calls at a time that serve it best."""
+    verifies: bool = False
+    """A put holds the bytes that it moves against their checksum: who puts need not read them before."""
     creates: bool = False
     """A put finds out by itself which blocks are there: who puts need not look at each."""
     gives_up_s: float = 0.0

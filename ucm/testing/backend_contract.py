@@ -182,6 +182,21 @@ class BackendContract(ABC):
             assert await backend.put([other]) == [Verdict.PRESENT]
             assert self.get_raw(tmp_path, key) == before is not None
 
+    async def test_damaged_bytes_are_stored_by_nobody_who_verifies(
+        self, tmp_path: Path
+    ) -> None:
+        """Who says that a put compares stores no other bytes; nobody takes them for the block."""
+        keys = make_keys(3)
+        blocks = [seal(key) for key in keys]
+        damaged = bytes(blocks[1].data[1:]) + b"x"
+        blocks[1] = Sealed(keys[1], memoryview(damaged), blocks[1].checksum)
+        async with self.opened(tmp_path) as backend:
+            verifies = backend.capabilities.verifies
+            told = Verdict.GARBAGE if verifies else Verdict.DONE
+            assert await backend.put(blocks) == [Verdict.DONE, told, Verdict.DONE]
+            assert await fetch_sound(backend, keys) == [True, False, True]
+            assert verifies == (self.get_raw(tmp_path, keys[1]) is None)
+
     @pytest.mark.parametrize("nbytes", [BLOCK - 1, BLOCK + 1, 2 * BLOCK, 16])
     async def test_block_of_another_length_is_garbage(
         self, tmp_path: Path, nbytes: int

@@ -180,6 +180,7 @@ class FilesBackend(Backend):
             batch_blocks=_PART_BLOCKS * self._settings.threads,
             in_flight=2,
             creates=True,
+            verifies=True,
         )
 
     @property

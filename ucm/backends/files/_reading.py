@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     Its digest has a seed, wherever one is told.
     """
 
-    path: str
+    path: bytes
     target: memoryview
     is_marked: bool
     seed: int
@@ -78,7 +78,7 @@ class Reader(Protocol):
     def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
         """Read files, for as long as the *gate* is open."""
 
-    def find(self, paths: Sequence[str]) -> list[int]:
+    def find(self, paths: Sequence[bytes]) -> list[int]:
         """Return for each file 0 or the number of an error; follows no links."""
 
 
@@ -104,7 +104,7 @@ class PlainReader:
         """Read one after the other."""
         return [self._read(each, gate) for each in asked]
 
-    def find(self, paths: Sequence[str]) -> list[int]:
+    def find(self, paths: Sequence[bytes]) -> list[int]:
         """Look for one after the other."""
         return list(map(_find, paths))
 
@@ -184,7 +184,7 @@ class _NativeReader:
             for error, digest, end in zip(errors, told, ends, strict=True)
         ]
 
-    def find(self, paths: Sequence[str]) -> list[int]:
+    def find(self, paths: Sequence[bytes]) -> list[int]:
         """Look for all by one call."""
         errors = (ctypes.c_int * len(paths))()
         self._library.find_files(names_of(paths), len(paths), errors)
@@ -198,9 +198,9 @@ def find_reader(library: native.Native | None) -> Reader:
     return _NativeReader(library, xxh3.DIGESTER)
 
 
-def names_of(paths: Sequence[str]) -> "ctypes.Array[ctypes.c_char_p]":
+def names_of(paths: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
     """Return paths as ``native.c`` takes them."""
-    return (ctypes.c_char_p * len(paths))(*map(os.fsencode, paths))
+    return (ctypes.c_char_p * len(paths))(*paths)
 
 
 def address_of_bytes(memory: memoryview) -> int:
@@ -213,7 +213,7 @@ def _address(memory: memoryview) -> int:
     return ctypes.addressof(_BYTE.from_buffer(memory))
 
 
-def _find(path: str) -> int:
+def _find(path: bytes) -> int:
     try:
         os.stat(path, follow_symlinks=False)
     except OSError as exc:

@@ -40,7 +40,7 @@ from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
 from ucm.backends.envelope import GARBAGE, Envelope
 from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.backends.files._walk import AWAY, Walk, entries_of
-from ucm.backends.files._writing import NEW, Given, find_writer, write_whole
+from ucm.backends.files._writing import DAMAGED, NEW, Given, find_writer, write_whole
 from ucm.blocks import PackedKey
 from ucm.seals import checksum_seeds
 
@@ -67,6 +67,7 @@ _SHORT = {errno.ENOSPC, errno.EDQUOT}
 _WRITTEN = {
     0: Verdict.DONE,
     errno.EEXIST: Verdict.PRESENT,
+    DAMAGED: Verdict.GARBAGE,
     **dict.fromkeys((*_SHORT, errno.EFBIG), Verdict.FULL),
 }
 """What it means that a file was written, or was not, where that is not that nobody can say."""
@@ -124,6 +125,7 @@ class Share:
     ) -> None:
         self._root = root
         self._blocks = self.path(_BLOCKS)
+        self._prefix = os.fsencode(self._blocks)
         self._writing = self.path(_WRITING)
         self._touch_s = touch_s
         self._orphan_s = orphan_s
@@ -185,19 +187,17 @@ class Share:
 
         What is written when it is left gets no name: the bytes may be another block's by then.
         """
-        sizes = [len(block.data) for block in blocks]
-        errors = self._writer.write(list(map(self._give, blocks)), gate)
-        for error, nbytes in zip(errors, sizes, strict=True):
+        seeds = checksum_seeds([block.key for block in blocks])
+        errors = self._writer.write(list(map(self._give, blocks, seeds)), gate)
+        for error, block in zip(errors, blocks, strict=True):
             if error in _SHORT:
-                self._refused.append(nbytes)
+                self._refused.append(len(block.data))
         return [_WRITTEN.get(error, Verdict.UNAVAILABLE) for error in errors]
 
-    def _give(self, block: Sealed) -> Given:
-        path = self._path(block.key)
-        folder = os.path.dirname(path)
+    def _give(self, block: Sealed, seed: int) -> Given:
         header = Envelope(block.key, len(block.data), block.checksum).encode()
-        names = self.temporary(), os.path.dirname(folder), folder, path
-        return Given(*names, header, block.data)
+        names = os.fsencode(self.temporary()), self._path(block.key)
+        return Given(*names, header, block.data, seed, block.checksum)
 
     def remove(self, key: PackedKey) -> Verdict:
         """Remove a block."""
@@ -338,10 +338,11 @@ class Share:
         self._marked[key] = now
         return True
 
-    def _path(self, key: PackedKey) -> str:
+    def _path(self, key: PackedKey) -> bytes:
         """Return where a block lies; what spreads blocks is not what attackers choose."""
         spread = xxh3_64_hexdigest(key)
-        return f"{self._blocks}/{spread[:2]}/{spread[2:4]}/{key.hex()}"
+        name = f"{spread[:2]}/{spread[2:4]}/{key.hex()}"
+        return b"%b/%b" % (self._prefix, name.encode())
 
 
 def _identity(pid: int) -> str:

@@ -6,6 +6,9 @@ A file takes six calls to the system, and each gives the interpreter lock up and
 What is done is the same. Files that are to outlast a loss of power are written one by one: they wait
 for the drive, not for the lock.
 
+What is written is held against its checksum; who has read it before would have brought it from memory
+twice. Native code digests each piece just before it writes it.
+
 A write may hang for as long as the mount's server is away, and goes on with whatever lies in its
 caller's memory by then. So it gets no name once whoever asked has gone.
 
@@ -20,29 +23,45 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
-from ucm import native
+from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends._places import give_name
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.files._reading import LEFT, WRONG, address_of_bytes, names_of
 
-__all__ = ["NEW", "Given", "PlainWriter", "Writer", "find_writer", "write_whole"]
+__all__ = [
+    "DAMAGED",
+    "NEW",
+    "Given",
+    "PlainWriter",
+    "Writer",
+    "find_writer",
+    "write_whole",
+]
 
 NEW: Final = (
     os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 )
 
+DAMAGED: Final = -3
+"""In place of a system's error: the bytes are not those of the checksum."""
+
 
 class Given(NamedTuple):
-    """A file's names: at first, of two folders that may have to be made, at last; and its bytes."""
+    """
+    A file's names, at first and at last, and its bytes; two folders may have to be made.
 
-    temporary: str
-    upper: str
-    folder: str
-    path: str
+    What is behind the header has the checksum if it is what it is to be, with the seed.
+    """
+
+    temporary: bytes
+    path: bytes
     header: bytes
     data: memoryview
+    seed: int
+    checksum: int
 
 
 class Writer(Protocol):
@@ -53,8 +72,8 @@ class Writer(Protocol):
         Write files, for as long as the *gate* is open.
 
         Returns:
-            Of each 0, EEXIST if it was there, ``LEFT``, ``WRONG`` if another thing is in its way, or the
-            number of another error.
+            Of each 0, EEXIST if it was there, ``LEFT``, ``WRONG`` if another thing is in its way,
+            ``DAMAGED``, or the number of another error.
         """
 
 
@@ -79,6 +98,8 @@ class PlainWriter:
         with contextlib.suppress(OSError):
             os.stat(given.path, follow_symlinks=False)
             return errno.EEXIST
+        if xxh3_64_intdigest(given.data, given.seed) != given.checksum:
+            return DAMAGED
         try:
             self._write_new(given)
             return self._publish(given, gate)
@@ -105,12 +126,13 @@ class PlainWriter:
         try:
             is_new = give_name(given.temporary, given.path)
         except FileNotFoundError:  # the first one there
-            os.makedirs(given.folder, mode=0o700, exist_ok=True)
+            os.makedirs(os.path.dirname(given.path), mode=0o700, exist_ok=True)
             is_new = give_name(given.temporary, given.path)
         if not is_new:
             return errno.EEXIST
         if self._is_lasting:
-            fd = os.open(given.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            folder = os.path.dirname(given.path)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(fd)
             finally:
@@ -119,10 +141,17 @@ class PlainWriter:
 
 
 class _NativeWriter:
-    """Has ``native.c`` make the calls."""
+    """
+    Has ``native.c`` make the calls.
 
-    def __init__(self, library: native.Native) -> None:
+    Args:
+        library: That.
+        digester: Digests what is written.
+    """
+
+    def __init__(self, library: native.Native, digester: xxh3.Digester) -> None:
         self._library = library
+        self._digester = digester.addresses
 
     def write(self, given: Sequence[Given], gate: Gate) -> list[int]:
         """Write all by one call."""
@@ -130,20 +159,23 @@ class _NativeWriter:
         headers = np.frombuffer(b"".join(each.header for each in given), np.uint8)
         errors = (ctypes.c_int * count)()
         self._library.write_files(
-            names_of([name for each in given for name in each[:4]]),
+            names_of([name for each in given for name in each[:2]]),
             *(count, headers.ctypes.data, HEADER_BYTES),
             (ctypes.c_void_p * count)(*[address_of_bytes(each.data) for each in given]),
             (ctypes.c_size_t * count)(*[len(each.data) for each in given]),
-            *(gate.words, errors),
+            *(gate.words, self._digester),
+            (ctypes.c_uint64 * count)(*[each.seed for each in given]),
+            (ctypes.c_uint64 * count)(*[each.checksum for each in given]),
+            errors,
         )
         return list(errors)
 
 
 def find_writer(library: native.Native | None, *, is_lasting: bool) -> Writer:
     """Return what writes files here."""
-    if library is None or is_lasting:
+    if library is None or xxh3.DIGESTER is None or is_lasting:
         return PlainWriter(is_lasting=is_lasting)
-    return _NativeWriter(library)
+    return _NativeWriter(library, xxh3.DIGESTER)
 
 
 def write_whole(fd: int, header: bytes, data: memoryview) -> None:
