@@ -3,6 +3,7 @@
 
 import asyncio
 import gc
+import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -209,7 +210,9 @@ class Agent:
         """Have all folders of these blocks, and what was there counted."""
         while (await backend.stats()).blocks is None:  # noqa: ASYNC110
             await anyio.sleep(0.001)
-        places = {Path(backend._share._path(key)) for key in self._blocks.keys}  # noqa: SLF001
+        places = {
+            Path(os.fsdecode(backend._share._path(key))) for key in self._blocks.keys
+        }  # noqa: SLF001
         for folder in {place.parent for place in places}:
             folder.mkdir(parents=True, exist_ok=True)
 
