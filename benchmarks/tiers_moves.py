@@ -210,11 +210,9 @@ class Agent:
         """Have all folders of these blocks, and what was there counted."""
         while (await backend.stats()).blocks is None:  # noqa: ASYNC110
             await anyio.sleep(0.001)
-        places = {
-            Path(os.fsdecode(backend._share._path(key))) for key in self._blocks.keys
-        }  # noqa: SLF001
-        for folder in {place.parent for place in places}:
-            folder.mkdir(parents=True, exist_ok=True)
+        path = backend._share._path  # noqa: SLF001
+        for folder in {os.path.dirname(path(key)) for key in self._blocks.keys}:
+            os.makedirs(folder, exist_ok=True)
 
     async def close(self) -> None:
         """Close tier and slab."""

@@ -173,7 +173,7 @@ class TestWriting:
 
     def test_damaged_bytes_get_no_name(self, writer, tmp_path):
         """A byte is not what the checksum says, in whichever piece: others are written all the same."""
-        lengths = (1, 5, 300_000, 300_000)
+        lengths = (1, 5, 1_300_000, 1_300_000)
         given = [give(tmp_path, str(at), n) for at, n in enumerate(lengths)]
         for at, which in ((0, 0), (2, 0), (3, -1)):
             damaged = bytearray(given[at].data)
