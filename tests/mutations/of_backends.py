@@ -216,8 +216,8 @@ BACKENDS = (
         name="writers_share_a_temporary_file",
         why="Two machines write one file at once, and what they leave is of both (X-02).",
         file=_SHARE,
-        find="names = self.temporary(), ",
-        replace='names = f"{self._writing}/{block.key.hex()}.writing", ',
+        find="names = os.fsencode(self.temporary()), ",
+        replace='names = os.fsencode(f"{self._writing}/{block.key.hex()}.writing"), ',
         killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
     ),
     Mutant(

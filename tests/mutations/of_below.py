@@ -290,8 +290,8 @@ BELOW = (
         name="folder_for_which_is_no_room_is_no_answer",
         why="R-51: a mount that is full is taken for one that is away.",
         file=_NATIVE,
-        find="    if (error == ENOENT && !(error = make_folder(names[UPPER])) &&\n",
-        replace="    if (error == ENOENT && !make_folder(names[UPPER]) &&\n",
+        find="    if (error == ENOENT && !(error = make_folders(names[FINAL])))\n",
+        replace="    if (error == ENOENT && !make_folders(names[FINAL]))\n",
         killers=(
             f"{_WRITES}::test_error_of_each_call_is_told_and_leaves_nothing[native-28-mkdir]",
         ),

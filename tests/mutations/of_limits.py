@@ -39,7 +39,7 @@ LIMITS = (
         name="failed_tier_asked_for_ever",
         why="R-53: two damaged copies are fetched until the request's time is up.",
         file=_FLIGHTS,
-        find="            flight.tiers = tuple(each for each in flight.tiers if each != number)\n",
+        find="            flight.tiers = others(flight.tiers, number)\n",
         replace="            pass\n",
         killers=(
             f"{_TERMS}::TestNextTier::test_what_no_tier_brings_says_why_the_first_did_not",
@@ -312,8 +312,8 @@ LIMITS = (
         name="retried_flight_behind_a_deadline",
         why="R-53: a flight that has ended is tried at every tier.",
         file="ucm/agent/flight.py",
-        find="    return not flight.is_done\n",
-        replace="    return True\n",
+        find="    return list(itertools.filterfalse(_IS_DONE, flights))\n",
+        replace="    return list(flights)\n",
         killers=(_WORLD,),
     ),
     Mutant(

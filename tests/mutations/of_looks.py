@@ -253,9 +253,9 @@ LOOKS = (
     Mutant(
         name="late_tier_not_asked_for_what_another_failed",
         why="A block that a late tier has is nowhere where the next tier was quicker and did not bring it.",
-        file=_FLIGHTS,
-        find="for each in flight.tiers if each != number",
-        replace="for each in flight.tiers if each > number",
+        file="ucm/agent/flight.py",
+        find="for each in tiers if each != number",
+        replace="for each in tiers if each > number",
         killers=(
             f"{_LOCATES}::test_late_tier_is_asked_for_what_the_next_one_fails_to_bring",
         ),

@@ -169,7 +169,7 @@ PACKED = (
         name="passed_over_and_joined",
         why="Who wants what others have given up waits for a call that hangs, in vain.",
         file=_FLIGHTS,
-        find="            self._register.end_unwanted(batch)\n            flights = {flight.key: flight for flight in filter(is_open, batch)}",
+        find="            self._register.end_unwanted(batch)\n            flights = {flight.key: flight for flight in open_of(batch)}",
         replace="            flights = {flight.key: flight for flight in batch if flight.wants}",
         killers=(
             f"{_JOINED}::test_part_of_a_batch_that_nobody_wants_in_its_turn_is_not_joined",
@@ -191,7 +191,7 @@ PACKED = (
         why="R-54: a stopped engine's save holds slots of fetches for as long as it is stopped.",
         file=_FLIGHTS,
         find="left = await self._register.wanted(flights)",
-        replace="left = list(filter(is_open, flights))",
+        replace="left = open_of(flights)",
         killers=(
             f"{_WRITTEN}::TestWritten::test_writer_that_does_not_end_costs_a_want_its_deadline",
         ),

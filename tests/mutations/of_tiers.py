@@ -186,7 +186,7 @@ TIERS = (
         name="backlog_unbounded",
         why="A slow disk makes the agent grow until the machine has no memory.",
         file="ucm/agent/backlog.py",
-        find="return len(self) >= self._most\n",
+        find="return len(self._tenant_of) >= self._most\n",
         replace="return False\n",
         killers=(f"{_SPILLS}::test_backlog_is_bounded_and_conserved",),
     ),

@@ -44,7 +44,7 @@ class Backlog:
     @property
     def is_full(self) -> bool:
         """Whether one more has another one dropped."""
-        return len(self) >= self._most
+        return len(self._tenant_of) >= self._most
 
     def add(self, key: PackedKey, nbytes: int, tenant: int) -> PackedKey | None:
         """Have a block wait that does not; return what is dropped for it, maybe itself."""

@@ -2,7 +2,8 @@
 """One block on its way from a tier, for all who want it, and those that fly together."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from operator import attrgetter
 
 import anyio
@@ -15,9 +16,9 @@ from ucm.backends.abc import BackendCapabilities
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 
-__all__ = ["Flight", "Group", "batches", "is_open", "wants_of"]
+__all__ = ["Flight", "Group", "batches", "open_of", "others", "wants_of"]
 
-_NBYTES = attrgetter("nbytes")
+_NBYTES, _IS_DONE = attrgetter("nbytes"), attrgetter("is_done")
 
 
 @attrs.define(eq=False)
@@ -94,9 +95,15 @@ class Group:
         return any(want.taken.is_set() for want in self.wants)
 
 
-def is_open(flight: Flight) -> bool:
-    """Return whether it has not ended: some tier is yet to be asked."""
-    return not flight.is_done
+def open_of(flights: Iterable[Flight]) -> list[Flight]:
+    """Return those that have not ended: some tier is yet to be asked."""
+    return list(itertools.filterfalse(_IS_DONE, flights))
+
+
+@lru_cache
+def others(tiers: tuple[int, ...], number: int) -> tuple[int, ...]:
+    """Return tiers without one: those of a want are the same for each of its blocks."""
+    return tuple(each for each in tiers if each != number)
 
 
 def wants_of(flights: Sequence[Flight]) -> list[Want]:

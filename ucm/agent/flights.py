@@ -27,7 +27,7 @@ from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget, Place
 from ucm.agent.calls import Parts
-from ucm.agent.flight import Flight, Group, batches, is_open, wants_of
+from ucm.agent.flight import Flight, Group, batches, open_of, others, wants_of
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
 from ucm.agent.locating import Looks
@@ -255,19 +255,20 @@ class Flights:
         """Get a batch in its turn, unless nobody wants it then, or it would be late."""
         tier, line = self._tiers[number], self._lines[number]
         for flight in batch:
-            flight.tiers = tuple(each for each in flight.tiers if each != number)
+            flight.tiers = others(flight.tiers, number)
         self._register.end_unwanted(batch)
         if not (wants := wants_of(batch)):
             return
-        share = line.share_of(len(batch), sum(each.nbytes for each in batch))
+        nbytes = batch[0].nbytes
+        share = line.share_of(len(batch), len(batch) * nbytes)
         place = Place(min(one.priority for one in wants), want.tenant)
         if not await Turn(batch, line.room, place).comes(share):
             return
         with contextlib.ExitStack() as turn:
             turn.callback(line.leave, share, place.tenant)
             self._register.end_unwanted(batch)
-            flights = {flight.key: flight for flight in filter(is_open, batch)}
-            nbytes, began = batch[0].nbytes, anyio.current_time()
+            flights = {flight.key: flight for flight in open_of(batch)}
+            began = anyio.current_time()
             wants, late = wants_of(batch), len(flights) * nbytes
             if wants and line.is_late(late, max(one.deadline for one in wants)):
                 self._register.end_open(batch)

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from ucm.agent.calls import Parts
-from ucm.agent.flight import Flight, Group, is_open
+from ucm.agent.flight import Flight, Group, open_of
 from ucm.agent.wants import FetchCounts, Want
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
@@ -79,7 +79,7 @@ class Register:
         self, flights: Sequence[Flight], reason: Reason = Reason.DEADLINE
     ) -> None:
         """End those that have not ended: nobody waited until they did."""
-        for flight in filter(is_open, flights):
+        for flight in open_of(flights):
             self.end(flight, flight.reason or reason)
 
     def end_unwanted(self, flights: Sequence[Flight]) -> None:
@@ -91,7 +91,7 @@ class Register:
         left: list[Flight] = []
         async for some in Parts(flights):
             self.end_unwanted(some)
-            left += filter(is_open, some)
+            left += open_of(some)
         return left
 
     async def give_up(self, group: Group, reason: Reason) -> None:
