@@ -312,8 +312,8 @@ class TestBudget:
 
     def test_calls_that_hang_keep_their_slots(self, slab) -> None:
         """R-53, R-63: a drive that hangs in the kernel holds no more of the slab than fetches
-        may have, however many requests come and go meanwhile."""
-        backend = Unruly()
+        may have, however many requests come and go meanwhile, and calls it takes."""
+        backend = Unruly(in_flight=100)
         backend.does.is_stuck = True
 
         async def fetch():
