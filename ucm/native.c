@@ -369,10 +369,11 @@ struct source {
 // Fewer bytes by one call cost a file system more than memory is spared.
 enum { WRITTEN_BYTES = 1 << 20 };
 
-static int write_whole(int file, const struct source *from) {
+static int write_whole(int file, const struct source *from, struct gate *gate) {
     from->digester->reset(from->state, from->seed);
     size_t done = 0;
     do {
+        if (atomic_load(&gate->is_left)) return LEFT;  // nobody wants the rest
         size_t left = from->nbytes - done, some = left < WRITTEN_BYTES ? left : WRITTEN_BYTES;
         struct iovec parts[] = {{from->header, from->header_bytes}, {from->bytes + done, some}};
         from->digester->update(from->state, from->bytes + done, some);
@@ -405,10 +406,12 @@ static int make_folders(const char *path) {
 // Give a whole file its name, which one that is there keeps, unless the mount cannot.
 static int give_name(const char *temporary, const char *path) {
     if (!renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE)) return 0;
-    if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return errno;
+    int error = errno;  // EPERM: of a sandbox that knows no such call
+    if (error != EINVAL && error != ENOSYS && error != EOPNOTSUPP && error != EPERM) return error;
     if (!link(temporary, path)) return 0;
-    int error = errno, has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS &&
-                                   error != EMLINK && error != EXDEV;
+    error = errno;
+    int has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS &&
+                    error != EMLINK && error != EXDEV;
     return has_links ? error : rename(temporary, path) ? errno : 0;
 }
 
@@ -418,7 +421,7 @@ enum { TEMPORARY, FINAL, NUM_NAMES };
 static int write_file(const char *const *names, const struct source *from, struct gate *gate) {
     int file = open_file(names[TEMPORARY], O_WRONLY | O_CREAT | O_EXCL);
     if (file < 0) return errno == EEXIST ? WRONG : errno;
-    int error = write_whole(file, from);
+    int error = write_whole(file, from, gate);
     if (close(file) && !error) error = errno;  // some mounts tell then that they are full
     if (error) return error;
     if (atomic_load(&gate->is_left)) return LEFT;  // other bytes may lie there by now

@@ -6,9 +6,17 @@ from functools import partial
 import attrs
 import pytest
 
-from tests.agent.unruly import Unruly, guarded, inline, open_core, run_virtual
+from tests.agent.unruly import (
+    Unruly,
+    guarded,
+    inline,
+    lay,
+    open_core,
+    run_virtual,
+)
 from tests.stores.slab_kit import RawSlab, open_slab
 from ucm.agent.spill import Spiller
+from ucm.backends.abc import Verdict
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
@@ -151,6 +159,31 @@ class TestRecycled:
             assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
             assert {} == shown(backend)
             assert "delete" not in backend.asked
+
+    def test_block_that_another_machine_has_put_stays_where_nothing_was_stored(
+        self, tmp_path
+    ) -> None:
+        """X-02: who is told that a tier is full has no block there to take back."""
+        with open_slab(tmp_path / "slab", 8) as slab:
+            recycle = Recycles(slab, RawSlab(tmp_path / "slab"))
+
+            class Full(Unruly):
+                async def put(self, blocks):
+                    recycle()
+                    await lay(self, KEYS[:1])
+                    return [Verdict.FULL] * len(blocks)
+
+            backend = Full()
+            save(slab, KEYS[:1])
+
+            async def spill():
+                spiller = Spiller(slab, guarded(backend), inline, 10)
+                spiller.offer(KEYS[0], BLOCK_BYTES)
+                await spiller._spill(spiller._take())
+                return spiller.counts
+
+            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {KEYS[0]: payload(KEYS[0])} == shown(backend)
 
     def test_block_is_read_once_by_a_tier_that_verifies(self, tmp_path) -> None:
         """R-55: who moves the bytes compares them on their way, and nobody reads them before."""

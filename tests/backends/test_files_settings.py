@@ -24,6 +24,7 @@ class TestRefusals:
             ({"path": ""}, "path"),
             ({"path": ["/a"]}, "path"),
             ({"path": "/mnt/a\0b"}, "path"),
+            ({"path": "/mnt/\ud800"}, "path"),
             ({"capacity": 128}, "capacity"),
             ({"durability": "node"}, "durability"),
             ({"threads": 1}, "threads"),

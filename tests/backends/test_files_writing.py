@@ -16,7 +16,7 @@ from tests.kit.hooked import NOTHING, Hooked
 from tests.native_kit import build
 from ucm import native, xxh3
 from ucm.backends._gate import Gate
-from ucm.backends.abc import Verdict
+from ucm.backends.abc import Presence, Verdict
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.files import _writing
 from ucm.backends.files._reading import LEFT, WRONG
@@ -49,11 +49,11 @@ class Mount(Hooked):
         monkeypatch.setattr("ucm.backends._places.os", System())
 
     def _around(self, name, real):
-        if name not in ("open", "stat", "link", "writev", "close", "makedirs"):
+        if name not in ("open", "stat", "link", "writev", "close", "mkdir"):
             return real
 
         def call(*args, **how):
-            error = self.meet("mkdir" if name == "makedirs" else name)
+            error = self.meet(name)
             if name == "close":
                 real(*args)
             if error == NOTHING:
@@ -117,6 +117,18 @@ class TestWriting:
         assert {0o600} == set(map(stat.S_IMODE, modes))
         assert 0o700 == stat.S_IMODE(os.stat(place(given[0].path).parent).st_mode)
 
+    def test_folders_are_nobody_else_s_whatever_others_may(self, writer, tmp_path):
+        """R-24: where the process lets all write to what it makes, nobody can put blocks there."""
+        given = give(tmp_path, "one")
+        before = os.umask(0)
+        try:
+            assert [0] == writer.write([given], Gate())
+        finally:
+            os.umask(before)
+        folder = place(given.path).parent
+        modes = [stat.S_IMODE(each.stat().st_mode) for each in (folder, folder.parent)]
+        assert [0o700] * 2 == modes
+
     def test_block_that_is_there_stays_and_nothing_is_written(
         self, mount, writer, tmp_path
     ):
@@ -153,7 +165,7 @@ class TestWriting:
         self, mount, writer, tmp_path, error
     ):
         """X-02: into folders that are there and such as are not."""
-        mount.errors |= {"link": error, **NO_RENAMES}
+        mount.errors |= {"link": error, "renameat2": error}
         given = [give(tmp_path, name) for name in ("one", "other")]
         assert [0, 0] == writer.write(given, Gate())
         assert [True, True] == list(map(is_written, given))
@@ -268,6 +280,19 @@ async def test_call_has_several_files_for_each_thread(mount, tmp_path):
     await backend.aclose()
 
 
+@pytest.mark.asyncio
+async def test_directory_may_have_any_bytes_for_a_name(mount, tmp_path):
+    """What is no text, too: blocks are put, found, got and deleted."""
+    root = tmp_path / os.fsdecode(b"\xff\xe9")
+    backend = await open_files(root)
+    assert [Verdict.DONE] * 2 == await put(backend, *KEYS[:2])
+    assert [Verdict.PRESENT] == await put(backend, KEYS[0])
+    assert [True] * 2 == await fetch_sound(backend, KEYS[:2])
+    assert [Verdict.DONE] == await backend.delete(KEYS[:1])
+    assert [Presence.ABSENT, Presence.PRESENT] == await backend.exists(KEYS[:2])
+    await backend.aclose()
+
+
 class TestGate:
     @pytest.mark.parametrize("call", ["writev", "close"])
     def test_who_leaves_amid_a_write_has_nothing_put(
@@ -279,6 +304,24 @@ class TestGate:
         assert [LEFT, LEFT] == writer.write(given, gate)
         assert [False, False] == [place(each.path).exists() for each in given]
         assert 1 == mount.calls.count("open")
+        assert [] == os.listdir(tmp_path / "writing")
+
+    def test_who_leaves_amid_a_block_has_no_more_of_it_written(self, tmp_path):
+        """X-14: a thread that came back goes through no megabytes that nobody wants, or has any more."""
+        (tmp_path / "built").mkdir()
+        mount, gate, sizes = Mount(), Gate(), []
+        writer = find_writer(mount.build(tmp_path / "built"), is_lasting=False)
+        given = give(tmp_path, "one", 3 << 20)
+
+        def leave(name):
+            if name == "writev":
+                gate.words[0] = 1
+            if name == "close":
+                sizes.append(os.path.getsize(given.temporary))
+
+        mount.before = leave
+        assert [LEFT] == writer.write([given], gate)
+        assert [HEADER_BYTES + (1 << 20)] == sizes
         assert [] == os.listdir(tmp_path / "writing")
 
     @pytest.mark.asyncio

@@ -91,6 +91,7 @@ from tests.mutations.of_ways import WAYS
 from tests.mutations.of_weights import WEIGHTS
 from tests.mutations.of_why import WHY
 from tests.mutations.of_worker import WORKER
+from tests.mutations.of_writing import WRITING
 from tests.mutations.of_yuan import YUAN
 
 __all__ = ["MUTANTS", "ROOT", "Mutant", "StaleError"]
@@ -151,6 +152,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SCHED,
     *USES,
     *WHY,
+    *WRITING,
     *WARM,
     *WAYS,
     *BELOW,

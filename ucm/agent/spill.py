@@ -323,7 +323,7 @@ class Spiller:
         for block, verdict, is_lost in zip(blocks, verdicts, lost, strict=True):
             left.discard(block.key)
             if is_lost and verdict is not Verdict.PRESENT:
-                if verdict is not Verdict.GARBAGE:
+                if verdict not in _WHY:  # else nothing was stored
                     torn.append(block.key)
                 self.counts.dropped[Reason.RECYCLED] += 1
             elif verdict is Verdict.DONE:

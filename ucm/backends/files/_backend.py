@@ -7,6 +7,8 @@ caller goes: what they read lies in memory of their own, and what they wrote get
 all of them hang, calls answer at once that they have no answer (X-14).
 """
 
+import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -49,7 +51,9 @@ _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 def _read_path(key: str, value: object) -> Path | None:
     if isinstance(value, str) and value and "\0" not in value:
-        return Path(value).absolute()
+        with contextlib.suppress(UnicodeEncodeError):  # no file can have such a name
+            os.fsencode(value)
+            return Path(value).absolute()
     raise ConfigError(key, value, "no directory", "Give one, on the mount.")
 
 

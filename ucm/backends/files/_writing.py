@@ -126,7 +126,7 @@ class PlainWriter:
         try:
             is_new = give_name(given.temporary, given.path)
         except FileNotFoundError:  # the first one there
-            os.makedirs(os.path.dirname(given.path), mode=0o700, exist_ok=True)
+            _make_folders(given.path)
             is_new = give_name(given.temporary, given.path)
         if not is_new:
             return errno.EEXIST
@@ -176,6 +176,14 @@ def find_writer(library: native.Native | None, *, is_lasting: bool) -> Writer:
     if library is None or xxh3.DIGESTER is None or is_lasting:
         return PlainWriter(is_lasting=is_lasting)
     return _NativeWriter(library, xxh3.DIGESTER)
+
+
+def _make_folders(path: bytes) -> None:
+    """Make the folder that a file is to be in, and the one above; both for nobody else."""
+    folder = os.path.dirname(path)
+    for each in (os.path.dirname(folder), folder):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(each, mode=0o700)
 
 
 def write_whole(fd: int, header: bytes, data: memoryview) -> None:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of how blocks become files, and of what is taken back from a tier."""
+
+from typing import Final
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["WRITING"]
+
+_NATIVE = "ucm/native.c"
+_TESTS = "tests/backends/test_files_writing.py"
+
+WRITING: Final = (
+    Mutant(
+        name="full_tier_is_asked_to_delete",
+        why="A right block that another machine has put there is deleted by one that has stored nothing.",
+        file="ucm/agent/spill.py",
+        find="                if verdict not in _WHY:  #",
+        replace="                if verdict is not Verdict.GARBAGE:  #",
+        killers=(
+            "tests/agent/test_spill_recycled.py::TestRecycled::test_block_that_another_machine_has_put_stays_where_nothing_was_stored",
+        ),
+    ),
+    Mutant(
+        name="sandbox_without_such_renames",
+        why="R-51: no block is ever put where a filter forbids the call.",
+        file=_NATIVE,
+        find=" && error != EPERM) return error;\n",
+        replace=") return error;\n",
+        killers=(
+            f"{_TESTS}::TestWriting::test_file_system_without_links_takes_renames",
+        ),
+    ),
+    Mutant(
+        name="rest_of_a_block_is_written_for_nobody",
+        why="A thread that was left behind reads memory that is somebody else's, for up to a gigabyte.",
+        file=_NATIVE,
+        find="        if (atomic_load(&gate->is_left)) return LEFT;  // nobody wants the rest\n",
+        replace="        (void)gate;\n",
+        killers=(
+            f"{_TESTS}::TestGate::test_who_leaves_amid_a_block_has_no_more_of_it_written",
+        ),
+    ),
+    Mutant(
+        name="folder_of_folders_is_everybody_s",
+        why="R-24: where there is no native code others may put blocks that no model has computed.",
+        file="ucm/backends/files/_writing.py",
+        find="    for each in (os.path.dirname(folder), folder):\n        with contextlib.suppress(FileExistsError):\n            os.mkdir(each, mode=0o700)\n",
+        replace="    os.makedirs(folder, mode=0o700, exist_ok=True)\n",
+        killers=(
+            f"{_TESTS}::TestWriting::test_folders_are_nobody_else_s_whatever_others_may",
+        ),
+    ),
+    Mutant(
+        name="path_that_no_file_can_have",
+        why="An agent fails with a traceback where a setting should be named.",
+        file="ucm/backends/files/_backend.py",
+        find="            os.fsencode(value)\n",
+        replace="",
+        killers=(
+            "tests/backends/test_files_settings.py::TestRefusals::test_wrong_setting_is_named",
+        ),
+    ),
+)
