@@ -10,8 +10,8 @@ Contents::
     room/             how much there is; see ``_ledger``
 
 A name below ``writing`` is never used twice: boot id, process, its start, a number. The last
-step is a link, which leaves what is there, and of two writers tells the later one so; where a
-file system has no links it is a rename, which puts equal bytes in place of equal bytes.
+step is a rename or a link that leaves what is there, and of two writers tells the later one so;
+where a file system has neither it is a rename that puts equal bytes in place of equal bytes.
 
 Ages are taken from the share's own clock, by looking at a file that was just written.
 
