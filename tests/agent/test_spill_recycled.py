@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spill of blocks whose slots are given to others meanwhile, or that are damaged."""
 
-from functools import partial
-
 import attrs
 import pytest
 
@@ -15,7 +13,7 @@ from tests.agent.unruly import (
     run_virtual,
 )
 from tests.stores.slab_kit import RawSlab, open_slab
-from ucm.agent.spill import Spiller
+from ucm.agent.spill import SpillCounts, Spiller
 from ucm.backends.abc import Verdict
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.reasons import Reason
@@ -28,6 +26,19 @@ KEYS = make_keys(30)
 def shown(backend: Unruly) -> dict:
     """Return what a tier has, without headers."""
     return {key: value[HEADER_BYTES:] for key, value in backend.shelf.values.items()}
+
+
+def spilled(store, backend: Unruly, num_blocks: int = 1) -> SpillCounts:
+    """Spill the first blocks by one call; return what became of them."""
+
+    async def spill():
+        spiller = Spiller(store, guarded(backend), inline, 10)
+        for key in KEYS[:num_blocks]:
+            spiller.offer(key, BLOCK_BYTES)
+        await spiller._spill(spiller._take())
+        return spiller.counts
+
+    return run_virtual(spill)
 
 
 @attrs.define(eq=False)
@@ -86,13 +97,7 @@ class TestRecycled:
             save(slab, KEYS[:1])
             between = Between(slab, Recycles(slab, RawSlab(tmp_path / "slab")))
 
-            async def spill():
-                spiller = Spiller(between, guarded(backend), inline, 10)
-                spiller.offer(KEYS[0], BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts
-
-            assert {Reason.EVICTED: 1} == run_virtual(spill).dropped
+            assert {Reason.EVICTED: 1} == spilled(between, backend).dropped
             assert {} == shown(backend)
 
     def test_slot_recycled_before_it_is_verified_is_not_damaged(self, tmp_path) -> None:
@@ -101,13 +106,7 @@ class TestRecycled:
             save(slab, KEYS[:1])
             late = Late(slab, Recycles(slab, RawSlab(tmp_path / "slab")))
 
-            async def spill():
-                spiller = Spiller(late, guarded(Unruly()), inline, 10)
-                spiller.offer(KEYS[0], BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts
-
-            assert {Reason.EVICTED: 1} == run_virtual(spill).dropped
+            assert {Reason.EVICTED: 1} == spilled(late, Unruly()).dropped
 
     def test_slot_recycled_under_the_put_is_taken_back(self, tmp_path) -> None:
         """X-04: a block whose slot was given away while it was put is deleted again."""
@@ -122,13 +121,7 @@ class TestRecycled:
             backend = Slow()
             save(slab, KEYS[:1])
 
-            async def spill():
-                spiller = Spiller(slab, guarded(backend), inline, 10)
-                spiller.offer(KEYS[0], BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts
-
-            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {Reason.RECYCLED: 1} == spilled(slab, backend).dropped
             assert {} == shown(backend)
 
     def test_slot_recycled_under_a_put_that_verifies_is_not_damaged(
@@ -150,13 +143,7 @@ class TestRecycled:
             backend = Slow(verifies=True)
             save(slab, KEYS[:1])
 
-            async def spill():
-                spiller = Spiller(slab, guarded(backend), inline, 10)
-                spiller.offer(KEYS[0], BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts
-
-            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {Reason.RECYCLED: 1} == spilled(slab, backend).dropped
             assert {} == shown(backend)
             assert "delete" not in backend.asked
 
@@ -176,13 +163,7 @@ class TestRecycled:
             backend = Full()
             save(slab, KEYS[:1])
 
-            async def spill():
-                spiller = Spiller(slab, guarded(backend), inline, 10)
-                spiller.offer(KEYS[0], BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts
-
-            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {Reason.RECYCLED: 1} == spilled(slab, backend).dropped
             assert {KEYS[0]: payload(KEYS[0])} == shown(backend)
 
     def test_block_is_read_once_by_a_tier_that_verifies(self, tmp_path) -> None:
@@ -192,17 +173,9 @@ class TestRecycled:
             save(slab, KEYS[:2])
             watched = Between(slab, lambda: reads.append("verified"))
 
-            async def spill(verifies):
-                backend = Unruly(verifies=verifies)
-                spiller = Spiller(watched, guarded(backend), inline, 10)
-                for key in KEYS[:2]:
-                    spiller.offer(key, BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts.spilled
-
-            assert 2 == run_virtual(partial(spill, True))
+            assert 2 == spilled(watched, Unruly(verifies=True), 2).spilled
             assert [] == reads
-            assert 2 == run_virtual(partial(spill, False))
+            assert 2 == spilled(watched, Unruly(), 2).spilled
             assert ["verified"] == reads
 
     @pytest.mark.parametrize("verifies", [False, True])
@@ -256,12 +229,5 @@ class TestRecycled:
             backend = Slow()
             save(slab, KEYS[:3])
 
-            async def spill():
-                spiller = Spiller(slab, guarded(backend), inline, 10)
-                for key in KEYS[:3]:
-                    spiller.offer(key, BLOCK_BYTES)
-                await spiller._spill(spiller._take())
-                return spiller.counts
-
-            assert {Reason.RECYCLED: 1} == run_virtual(spill).dropped
+            assert {Reason.RECYCLED: 1} == spilled(slab, backend, 3).dropped
             assert {KEYS[0], KEYS[2]} == set(shown(backend))
