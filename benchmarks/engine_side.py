@@ -5,7 +5,9 @@ What each engine process of ``benchmarks.engine`` does.
 Arguments and results travel as JSON; times are seconds. Scheduler and worker have a
 process of their own, as in production. All CPUs compute, on every side: left to itself
 vLLM keeps one out of it, or two, depending on whether there is a connector, and on small
-machines none. Every hit is checked against what the engine
+machines none. Before each prompt comes a short one that hits nothing, on every side: with a
+connector the engine's own cache is emptied before that, behind which weights may have
+changed, and whoever comes first waits until they are looked at. Every hit is checked against what the engine
 counts, so that no figure is that of a recomputation, or of a hit that should be none.
 """
 
@@ -77,6 +79,7 @@ class _Asker:
         """Return the time to the first token, of a prompt that hits so many tokens."""
         if self._connects:
             reset_prefix_cache(self._llm)
+        generate(self._llm, [_prompt(2, QUESTION)], 1)
         told = generate(self._llm, [prompt], 1)
         where = told.external_tokens if self._connects else told.local_tokens
         if not hit - BLOCK_TOKENS <= where <= hit:

@@ -34,7 +34,6 @@ from benchmarks.harness import Figure, Scale, Side, Told, compare, main, ratio, 
 from benchmarks.memory import ROWS
 from benchmarks.requests import measure_memory, measure_requests
 from benchmarks.stores import MEMORY, return_nothing
-from ucm.pipeline import load
 from ucm.scheduler.messages import TransferKind
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
@@ -93,37 +92,6 @@ def measure_copy(name: str, scale: Scale) -> Iterator[Figure]:
                 )
             yield ratio(times, "no checksums", "mapped file", case)
             bench.save(0)()
-
-
-# -- pieces ------------------------------------------------------------------------
-
-PIECES = {f"{size} MB": size << 20 for size in (1, 2, 4, 8, 16)}
-
-
-def measure_pieces(name: str, scale: Scale) -> Iterator[Figure]:
-    """Measure loads by the size of a piece."""
-    shape, case = SHAPES[name], f"{name}, load by pieces"
-    with on_slab(
-        shape.page_bytes,
-        block_contiguous=shape.block_contiguous,
-        span_bytes=max(PIECES.values()),
-    ) as bench:
-        bench.save(0)()
-
-        def by(nbytes: int, number: int) -> Callable[[], object]:
-            vars(load)["PIECE_BYTES"] = nbytes
-            return bench.load(number)
-
-        chosen = load.PIECE_BYTES
-        sides = {name: functools.partial(by, size) for name, size in PIECES.items()}
-        times = compare(sides, scale, time.process_time)
-        vars(load)["PIECE_BYTES"] = chosen
-        ours = next(name for name, size in PIECES.items() if size == chosen)
-        for side in times:
-            if side != ours:
-                yield ratio(times, ours, side, case)
-            spent = [1e6 * each / CALL_SPANS for each in times[side]]
-            yield Figure.over(case, f"{side}, CPU of a span", "us", spent)
 
 
 # -- hold --------------------------------------------------------------------------
@@ -196,7 +164,6 @@ def measure_hold(name: str, scale: Scale) -> Iterator[Figure]:
 
 CASES: dict[str, Callable[[Scale], Told]] = {
     **{f"copy {name}": functools.partial(measure_copy, name) for name in SHAPES},
-    **{f"pieces {name}": functools.partial(measure_pieces, name) for name in SHAPES},
     "forward, one core": functools.partial(measure_forward, 1),
     "forward, both cores": functools.partial(measure_forward, 2),
     "requests": measure_requests,

@@ -24,6 +24,16 @@ def way(
 
 
 @pytest.fixture
+def by_native(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> native.Native:
+    """Do it by native code; the test is skipped where there is no compiler."""
+    library = build(tmp_path_factory.getbasetemp())
+    monkeypatch.setattr(native, "LIBRARY", library)
+    return library
+
+
+@pytest.fixture
 def by_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do it by Python, the calls of which a test puts something in the way of."""
     monkeypatch.setattr(native, "LIBRARY", None)

@@ -338,6 +338,15 @@ class TestHashing:
             write(tmp_path / "sys" / "fs" / "cgroup" / group / "cpu.max", text)
         assert wanted == num_hashing(0, None, tmp_path)
 
+    def test_all_cpus_compute_what_their_engine_waits_for(self, tmp_path, monkeypatch):
+        """One that computes on them does nothing else until its load is there; what cgroups
+        allow is the limit."""
+        monkeypatch.setattr(affinity, "process_cpus", lambda: frozenset(range(6)))
+        assert 6 == num_hashing(0, None, tmp_path, share=1)
+        write(tmp_path / "proc" / "self" / "cgroup", "0::/a\n")
+        write(tmp_path / "sys" / "fs" / "cgroup" / "a" / "cpu.max", "400000 100000")
+        assert 4 == num_hashing(0, None, tmp_path, share=1)
+
 
 class TestThisMachine:
     def test_process_has_the_cpus_of_all_its_threads(self):

@@ -197,24 +197,29 @@ def plan_beside_cpu(
 
 
 def num_hashing(
-    setting: int, plan: AffinityPlan | None = None, system: Path = Path("/")
+    setting: int,
+    plan: AffinityPlan | None = None,
+    system: Path = Path("/"),
+    *,
+    share: int = 2,
 ) -> int:
     """
     Return how many threads compute checksums at once, by what is set if anything is.
 
     Otherwise eight at most: the CPUs of copy threads where these have some of their own,
-    half of what the process may use where not, by its cgroups too.
+    half of what the process may use where not, by its cgroups too; or another share.
 
     Args:
         setting: ``threads.verify``.
         plan: Of the copy threads, who are helped on their own CPUs.
         system: Where ``/proc`` and ``/sys`` are.
+        share: 1: all of them, where an engine that computes on them waits for a load.
     """
     if setting:
         return setting
     own = len(plan.cpus) if plan else 0
-    num_cpus = own or len(process_cpus()) // 2
-    return max(1, min(8, num_cpus, *(quota // 2 for quota in _quotas(system))))
+    num_cpus = own or len(process_cpus()) // share
+    return max(1, min(8, num_cpus, *(quota // share for quota in _quotas(system))))
 
 
 def _quotas(system: Path) -> Iterator[int]:

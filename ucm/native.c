@@ -27,9 +27,39 @@ typedef int query_function(void *);
 typedef int batch_function(uint64_t *, uint64_t *, uint64_t *, size_t, void *, void *,
                            size_t, void *, void *);
 
-int ucm_version(void) { return 11; }  // each change of a function raises it; see native.py
+int ucm_version(void) { return 12; }  // each change of a function raises it; see native.py
 
-// Slots to be digested, by whoever takes the next one.
+// How bytes are digested part by part: functions of another library.
+struct digester {
+    void *(*create)(void);
+    int (*destroy)(void *);
+    int (*reset)(void *, uint64_t);
+    int (*update)(void *, const void *, size_t);
+    uint64_t (*tell)(const void *);
+};
+
+// Copy past the caches, which read what they write over, and would lose what is computed with.
+static void copy_past(uint8_t *to, const uint8_t *from, size_t nbytes) {
+#ifdef __SSE2__
+    size_t head = -(uintptr_t)to % 64;
+    if (nbytes >= head + 64) {
+        memcpy(to, from, head);
+        for (to += head, from += head, nbytes -= head; nbytes >= 64; nbytes -= 64)
+            for (int part = 0; part < 4; part++, to += 16, from += 16)
+                _mm_stream_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
+        _mm_sfence();  // behind these all sees them as behind others
+    }
+#endif
+    memcpy(to, from, nbytes);
+}
+
+// Where parts of blocks are, in pages and in a slot.
+struct parts {
+    const int64_t *starts, *strides, *sizes, *offsets;
+    size_t count;
+};
+
+// Slots to be digested, by whoever takes the next one; and copied to pages meanwhile, if `blocks`.
 struct slots {
     digest_function *digest;
     const uint8_t *pool;
@@ -37,7 +67,10 @@ struct slots {
     const int64_t *slots;
     const uint64_t *seeds;
     uint64_t *digests;
-    int most;
+    int most, is_past;
+    const struct digester *digester;
+    struct parts parts;
+    const int64_t *blocks;
     atomic_size_t next;
 };
 
@@ -46,6 +79,8 @@ static atomic_int num_digesting;
 
 // A thread takes 30 to 150 us to begin, and 2 MB 150 to 300.
 enum { MOST_HELPERS = 63, HELPED_BYTES = 2 << 20, STACK_BYTES = 256 << 10 };
+// Digested, and copied while the CPU's cache has them.
+enum { PIECE_BYTES = 256 << 10, PAST_BYTES = 1 << 20 };
 
 // A child has none of its parent's helpers.
 static void forget_helpers(void) { atomic_store(&num_digesting, 0); }
@@ -61,21 +96,81 @@ static int change(int by, int most) {
     return 0;
 }
 
-static int digest_next(struct slots *all) {
+// A block on its way to its pages: what is copied was digested just before.
+struct passage {
+    const struct slots *all;
+    const uint8_t *slot;
+    void *state;  // NULL: all of it is digested
+    size_t digested;
+};
+
+static void digest_until(struct passage *passage, size_t wanted) {
+    if (!passage->state || wanted <= passage->digested) return;
+    size_t most = passage->all->nbytes, end = passage->digested + PIECE_BYTES;
+    if (end < wanted) end = wanted;
+    if (end > most) end = most;
+    passage->all->digester->update(passage->state, passage->slot + passage->digested,
+                                   end - passage->digested);
+    passage->digested = end;
+}
+
+static void pass(struct passage *passage, uint8_t *page, size_t place, size_t nbytes) {
+    while (nbytes) {
+        size_t some = nbytes < PIECE_BYTES ? nbytes : PIECE_BYTES;
+        digest_until(passage, place + some);
+        if (passage->all->is_past) copy_past(page, passage->slot + place, some);
+        else memcpy(page, passage->slot + place, some);
+        page += some;
+        place += some;
+        nbytes -= some;
+    }
+}
+
+// Let each part of a block pass, neighbours merged where both sides continue.
+static void pass_parts(struct passage *passage, int64_t block) {
+    const struct parts *parts = &passage->all->parts;
+    for (size_t at = 0; at < parts->count;) {
+        int64_t page = parts->starts[at] + block * parts->strides[at];
+        int64_t place = parts->offsets[at], nbytes = parts->sizes[at];
+        while (++at < parts->count && parts->offsets[at] == place + nbytes &&
+               parts->starts[at] + block * parts->strides[at] == page + nbytes)
+            nbytes += parts->sizes[at];
+        pass(passage, (uint8_t *)page, (size_t)place, (size_t)nbytes);
+    }
+}
+
+static int digest_next(struct slots *all, void *state) {
     size_t at = atomic_fetch_add(&all->next, 1);
     if (at >= all->count) return 0;
-    all->digests[at] = all->digest(all->pool + (size_t)all->slots[at] * all->slot_bytes,
-                                   all->nbytes, all->seeds[at]);
+    const uint8_t *slot = all->pool + (size_t)all->slots[at] * all->slot_bytes;
+    struct passage passage = {.all = all, .slot = slot, .state = state};
+    if (state) all->digester->reset(state, all->seeds[at]);
+    else all->digests[at] = all->digest(slot, all->nbytes, all->seeds[at]);
+    if (all->blocks) pass_parts(&passage, all->blocks[at]);
+    digest_until(&passage, all->nbytes);
+    if (state) all->digests[at] = all->digester->tell(state);
     return 1;
+}
+
+// What digests a block by pieces; NULL: at once, as the cache has it anyway.
+static void *begin_pieces(const struct slots *all) {
+    return all->digester && all->nbytes > PIECE_BYTES ? all->digester->create() : NULL;
+}
+
+static void end_pieces(const struct slots *all, void *state) {
+    if (state) all->digester->destroy(state);
 }
 
 // Help until all are taken, or others that ask are too many with us.
 static void *help(void *given) {
     struct slots *all = given;
+    void *state = begin_pieces(all);
+    int is_one_too_many;
     do {
-        if (change(-1, all->most)) return NULL;
-    } while (digest_next(all));
-    atomic_fetch_sub(&num_digesting, 1);
+        is_one_too_many = change(-1, all->most);
+    } while (!is_one_too_many && digest_next(all, state));
+    if (!is_one_too_many) atomic_fetch_sub(&num_digesting, 1);
+    end_pieces(all, state);
     return NULL;
 }
 
@@ -86,29 +181,52 @@ static int begin_helper(pthread_t *helper, struct slots *all, pthread_attr_t *ki
     return is_begun;
 }
 
-// Put the digest of each slot of a pool into `digests`: on this thread, and on others where
-// that is worth it, while no more than `most` of the process are at it.
+// Do all of it on this thread, and on others where that is worth it, while no more than `most` of
+// the process are at it.
+static void digest_all(struct slots *all) {
+    pthread_attr_t kind;
+    pthread_attr_init(&kind);
+    pthread_attr_setstacksize(&kind, STACK_BYTES);
+    pthread_t helpers[MOST_HELPERS];
+    size_t num_helpers = 0, wanted = all->nbytes * all->count / HELPED_BYTES;
+    if (wanted > all->count) wanted = all->count;
+    if (wanted > MOST_HELPERS + 1) wanted = MOST_HELPERS + 1;
+    void *state = begin_pieces(all);
+    atomic_fetch_add(&num_digesting, 1);
+    do {  // others may have ended by now, and let us have more
+        while (num_helpers + 1 < wanted && begin_helper(&helpers[num_helpers], all, &kind))
+            num_helpers++;
+    } while (digest_next(all, state));
+    for (size_t at = 0; at < num_helpers; at++) pthread_join(helpers[at], NULL);
+    atomic_fetch_sub(&num_digesting, 1);
+    end_pieces(all, state);
+    pthread_attr_destroy(&kind);
+}
+
+// Put the digest of each slot of a pool into `digests`.
 void ucm_digests(digest_function *digest, const uint8_t *pool, size_t slot_bytes,
                  size_t nbytes, size_t count, const int64_t *slots,
                  const uint64_t *seeds, uint64_t *digests, int most) {
     struct slots all = {.digest = digest, .pool = pool, .slot_bytes = slot_bytes,
                         .nbytes = nbytes, .count = count, .slots = slots,
                         .seeds = seeds, .digests = digests, .most = most};
-    pthread_attr_t kind;
-    pthread_attr_init(&kind);
-    pthread_attr_setstacksize(&kind, STACK_BYTES);
-    pthread_t helpers[MOST_HELPERS];
-    size_t num_helpers = 0, wanted = nbytes * count / HELPED_BYTES;
-    if (wanted > count) wanted = count;
-    if (wanted > MOST_HELPERS + 1) wanted = MOST_HELPERS + 1;
-    atomic_fetch_add(&num_digesting, 1);
-    do {  // others may have ended by now, and let us have more
-        while (num_helpers + 1 < wanted && begin_helper(&helpers[num_helpers], &all, &kind))
-            num_helpers++;
-    } while (digest_next(&all));
-    for (size_t at = 0; at < num_helpers; at++) pthread_join(helpers[at], NULL);
-    atomic_fetch_sub(&num_digesting, 1);
-    pthread_attr_destroy(&kind);
+    digest_all(&all);
+}
+
+// The same, and copy each slot to the pages of its block; by pieces where there is a `digester`.
+// Less than a megabyte goes through the caches, which are the reader's otherwise.
+void ucm_loads(digest_function *digest, const uint8_t *pool, size_t slot_bytes,
+               size_t nbytes, size_t count, const int64_t *slots, const uint64_t *seeds,
+               uint64_t *digests, int most, const struct digester *digester,
+               const int64_t *starts, const int64_t *strides, const int64_t *sizes,
+               const int64_t *offsets, size_t num_parts, const int64_t *blocks) {
+    struct slots all = {.digest = digest, .pool = pool, .slot_bytes = slot_bytes,
+                        .nbytes = nbytes, .count = count, .slots = slots,
+                        .seeds = seeds, .digests = digests, .most = most,
+                        .is_past = nbytes * count >= PAST_BYTES, .digester = digester,
+                        .parts = {starts, strides, sizes, offsets, num_parts},
+                        .blocks = blocks};
+    digest_all(&all);
 }
 
 // Tell the copies between pages and slots: of each block its parts, neighbours merged where
@@ -137,21 +255,6 @@ size_t ucm_pages(const int64_t *starts, const int64_t *strides, const int64_t *s
     return count;
 }
 
-// Copy past the caches, which read what they write over, and would lose what is computed with.
-static void copy_past(uint8_t *to, const uint8_t *from, size_t nbytes) {
-#ifdef __SSE2__
-    size_t head = -(uintptr_t)to % 64;
-    if (nbytes >= head + 64) {
-        memcpy(to, from, head);
-        for (to += head, from += head, nbytes -= head; nbytes >= 64; nbytes -= 64)
-            for (int part = 0; part < 4; part++, to += 16, from += 16)
-                _mm_stream_si128((__m128i *)to, _mm_loadu_si128((const __m128i *)from));
-        _mm_sfence();  // behind these all sees them as behind others
-    }
-#endif
-    memcpy(to, from, nbytes);
-}
-
 // Make copies within this process's memory, one by one. Less than a megabyte goes through the
 // caches, and what is `read_next`.
 void ucm_moves(const uint64_t *targets, const uint64_t *sources, const uint64_t *sizes,
@@ -159,7 +262,7 @@ void ucm_moves(const uint64_t *targets, const uint64_t *sources, const uint64_t 
     size_t whole = 0;
     for (size_t at = 0; at < count; at++) whole += sizes[at];
     for (size_t at = 0; at < count; at++)
-        if (read_next || whole < 1 << 20)
+        if (read_next || whole < PAST_BYTES)
             memcpy((void *)targets[at], (const void *)sources[at], sizes[at]);
         else
             copy_past((uint8_t *)targets[at], (const uint8_t *)sources[at], sizes[at]);
@@ -206,15 +309,6 @@ void ucm_leave(struct gate *gate) {
 }
 
 enum { WRONG = -1, LEFT = -2, DAMAGED = -3 };  // errors beside those of the system
-
-// How bytes are digested part by part: functions of another library.
-struct digester {
-    void *(*create)(void);
-    int (*destroy)(void *);
-    int (*reset)(void *, uint64_t);
-    int (*update)(void *, const void *, size_t);
-    uint64_t (*tell)(const void *);
-};
 
 // Where bytes go, and what digests them once they lie there, while the CPU's cache has them.
 struct sink {

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 __all__ = ["LIBRARY", "Native", "address_of", "find_native"]
 
-_VERSION = 11
+_VERSION = 12
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -49,8 +49,17 @@ class Native:
             *(_ADDRESS, _ADDRESS, _SIZE, _SIZE, _SIZE),
             *(_ADDRESS, _ADDRESS, _ADDRESS, _NUMBER),
         )
-        # 15 ns a page: to get the interpreter lock back would take longer for some thousands.
+        # One function twice: called without the interpreter lock, and with it.
         brief = ctypes.PyDLL(str(path))
+        self.loads: Callable[..., Any] = library.ucm_loads
+        self.brief_loads: Callable[..., Any] = brief.ucm_loads
+        for loads in (library.ucm_loads, brief.ucm_loads):
+            loads.restype = None
+            loads.argtypes = (
+                *library.ucm_digests.argtypes,
+                *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _ADDRESS),
+            )
+        # 15 ns a page: to get the interpreter lock back would take longer for some thousands.
         self.pages: Callable[..., int] = brief.ucm_pages
         brief.ucm_pages.restype = _SIZE
         brief.ucm_pages.argtypes = (
@@ -58,7 +67,6 @@ class Native:
             *(_ADDRESS, _ADDRESS, _SIZE, _ADDRESS, _TIME),
             *(_ADDRESS, _ADDRESS, _ADDRESS),
         )
-        # One function twice: called without the interpreter lock, and with it.
         self.moves: Callable[..., Any] = library.ucm_moves
         self.brief_moves: Callable[..., Any] = brief.ucm_moves
         for moves in (library.ucm_moves, brief.ucm_moves):

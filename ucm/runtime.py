@@ -8,9 +8,8 @@ wake-up of the loop, never a wait), ``poll`` for what has happened, and ``fence`
 is about to reuse blocks that a save may still read.
 
 Threading: all public methods belong to the engine's thread; see ``Intake`` for what it
-submits. ``_failure`` is set once, from any thread. When the loop or a copy thread dies,
-``_fail`` settles everything that is open, later offers are refused, and ``failure`` says
-why; nothing ever waits for a dead thread.
+submits. When the loop or a copy thread dies, everything that is open is settled, later
+offers are refused, and ``failure`` says why; nothing ever waits for a dead thread.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,8 +61,7 @@ class Runtime:
         shard: Which part of a block this rank holds.
         threads: Where the clock, threads and locks come from.
         affinity: Where copy threads run; as the system pleases if not given.
-        confirms: The engine overwrites blocks before it says so: a save is committed
-            only once ``poll`` has told of its release.
+        confirms: The engine overwrites blocks before it says so: ``poll`` confirms saves.
         before_commit: Stages of the host's own; see ``save_chain``.
     """
 
@@ -111,7 +109,9 @@ class Runtime:
             before_commit=before_commit,
             threads=threads,
             on_copy_thread=self._bind_copy_thread,
-            num_hashing=num_hashing(config.threads.verify, affinity),
+            num_hashing=num_hashing(
+                config.threads.verify, affinity, share=1 if device.is_synchronous else 2
+            ),
         )
         self._intake = Intake(
             layout,

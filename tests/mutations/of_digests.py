@@ -23,6 +23,9 @@ _NONE = f"{_PIPELINE}::test_the_host_computes_no_checksum_of_what_the_device_has
 _LEASES = "ucm/stores/slab/_leases.py"
 _SLAB = "tests/stores/test_slab.py::TestSlabStore"
 _KERNEL = "tests/devices/test_digest_kernel.py"
+_AT_ONCE = "tests/pipeline/test_load_verified.py::TestAtOnce"
+_NATIVE_LOADS = "tests/devices/test_native_loads.py"
+_LOADS = "ucm/devices/_loads.py"
 _DOUBTS = f"{_PIPELINE}::test_a_doubt_in_each_of_two_groups_is_none_in_the_device"
 _LIES = f"{_PIPELINE}::test_a_device_that_lies_at_once_seals_nothing"
 _LOST = f"{_PIPELINE}::test_a_lost_block_costs_the_others_no_checksum"
@@ -292,5 +295,83 @@ DIGESTS = (
         find="            self.recorder.left_checksums(self._device)\n",
         replace="",
         killers=(_ALONE, _LIES),
+    ),
+    Mutant(
+        name="untold_load_is_published_unseen",
+        why="A device may tell no checksums: what is damaged becomes the model's context.",
+        file=_LOAD,
+        find="        if is_asked and not fence.tells_digests:\n",
+        replace="        if False:\n",
+        killers=(f"{_AT_ONCE}::test_what_a_device_does_not_tell_is_verified",),
+    ),
+    Mutant(
+        name="known_blocks_are_digested_again",
+        why="`store.verify: once` costs as much as always.",
+        file=_LOAD,
+        find="(is_asked and not lease.skips_verified)",
+        replace="is_asked",
+        killers=(f"{_AT_ONCE}::test_what_was_verified_before_is_not_digested_again",),
+    ),
+    Mutant(
+        name="loads_have_no_helpers",
+        why="An engine that computes on all its CPUs waits for one of them.",
+        file="ucm/pipeline/pipeline.py",
+        find="            device.hash_on(num_hashing)\n",
+        replace="            pass\n",
+        killers=(
+            (
+                "tests/pipeline/test_load_verified.py::"
+                "test_checksums_of_saves_take_further_threads_beside_a_device_only"
+            ),
+        ),
+    ),
+    Mutant(
+        name="saves_are_held_for_their_checksums",
+        why="Blocks of an engine on the CPU go back later.",
+        file="ucm/pipeline/save.py",
+        find="            if is_all and is_beside and asks",
+        replace="            if is_all and asks",
+        killers=(
+            f"{_PIPELINE}::test_a_device_that_copies_at_once_is_asked_for_none_of_a_save",
+        ),
+    ),
+    Mutant(
+        name="long_loads_keep_the_lock",
+        why="An engine's thread waits for milliseconds.",
+        file=_LOADS,
+        find="is_brief = count * slots.block_bytes <= _KEPT_BYTES",
+        replace="is_brief = True",
+        killers=(f"{_NATIVE_LOADS}::test_only_a_brief_load_keeps_the_lock",),
+    ),
+    Mutant(
+        name="some_rows_are_told_as_a_block",
+        why="Pages of rows that nobody asked for are overwritten.",
+        file="ucm/devices/cpu.py",
+        find="copy.seeds and copy.is_whole and",
+        replace="copy.seeds and",
+        killers=(f"{_NATIVE_LOADS}::TestLoads::test_some_rows_have_no_checksum",),
+    ),
+    Mutant(
+        name="neighbours_overrun",
+        why="Pages that do not follow each other are copied as one.",
+        file="ucm/native.c",
+        find="parts->starts[at] + block * parts->strides[at] == page + nbytes)",
+        replace="nbytes)",
+        killers=(
+            (
+                f"{_NATIVE_LOADS}::TestLoads::"
+                "test_all_bytes_arrive_and_their_checksums_are_told"
+            ),
+        ),
+    ),
+    Mutant(
+        name="loads_are_not_tried_before",
+        why="With another build of xxhash every load fails.",
+        file=_LOADS,
+        find="        self._check()\n",
+        replace="",
+        killers=(
+            f"{_NATIVE_LOADS}::test_a_library_that_says_something_else_is_not_used",
+        ),
     ),
 )

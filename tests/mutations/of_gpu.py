@@ -65,8 +65,8 @@ GPU = (
         name="helpers_stay",
         why="Each that asks comes on top of all that others have: every core is taken.",
         file="ucm/native.c",
-        find="if (change(-1, all->most)) return NULL;",
-        replace="",
+        find="is_one_too_many = change(-1, all->most);",
+        replace="is_one_too_many = 0;",
         killers=(f"{_HELPERS}::test_helpers_give_way_and_come_again",),
     ),
     Mutant(
@@ -94,12 +94,12 @@ GPU = (
         name="helpers_beside_an_engine_on_the_cpu",
         why="Each core that computes checksums is taken from the forward pass.",
         file="ucm/pipeline/pipeline.py",
-        find="        if not device.is_synchronous:\n            store.hash_on",
-        replace="        if True:\n            store.hash_on",
+        find="            device.hash_on(num_hashing)\n        else:\n            store",
+        replace="            device.hash_on(num_hashing)\n        if True:\n            store",
         killers=(
             (
                 "tests/pipeline/test_load_verified.py::"
-                "test_checksums_take_further_threads_beside_a_device_only"
+                "test_checksums_of_saves_take_further_threads_beside_a_device_only"
             ),
         ),
     ),

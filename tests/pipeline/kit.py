@@ -150,6 +150,7 @@ class AsyncDevice(CPUDevice):
         self, num_blocks: int, on_fence: Callable[[HandFence], None] | None = None
     ) -> None:
         super().__init__(num_blocks)
+        self.tells_digests = False
         self._fences: SimpleQueue[HandFence] = SimpleQueue()
         self._on_fence = on_fence or self._fences.put
         self.on_copy: Callable[[], None] = lambda: None

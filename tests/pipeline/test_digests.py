@@ -18,6 +18,7 @@ from tests.rig import (
     KEYSPACE_DIGEST,
     LAYERS,
     LAYOUT,
+    NUM_BLOCKS,
     PAGE_BYTES,
     keys_of,
     order,
@@ -226,19 +227,28 @@ def test_a_doubt_in_each_of_two_groups_is_none_in_the_device():
         assert not proves(0, right)
 
 
-def test_a_device_that_computes_at_once_is_not_asked():
-    """What is copied piece by piece is verified by pieces."""
-    device = CPUDevice(1)
-    device.tells_digests = True
-    with MemoryStore(1, BLOCK_BYTES).reserve(keys_of(1), BLOCK_BYTES) as lease:
-        assert not save_stages.asks_digests(device, lease)
-        assert save_stages.asks_digests(AsyncTeller(1), lease)
-
-
 class AsyncTeller(AsyncDevice):
-    """A device of its own that tells."""
+    """One that copies by itself, at once."""
 
-    tells_digests = True
+    def __init__(self, num_blocks):
+        super().__init__(num_blocks, lambda fence: fence.open())
+
+
+@pytest.mark.parametrize(("kind", "wanted"), [(CPUDevice, 0), (AsyncTeller, 8)])
+def test_a_device_that_copies_at_once_is_asked_for_none_of_a_save(kind, wanted):
+    """It would hold the blocks for longer."""
+    asked = []
+
+    class Asked(kind):
+        def gather(self, group_id, row_ids, block_ids, slots, seeds=()):
+            asked.extend(seeds)
+            return super().gather(group_id, row_ids, block_ids, slots)
+
+    device = Asked(NUM_BLOCKS)
+    device.tells_digests = True
+    with running_on(MemoryStore(64, BLOCK_BYTES), device) as rig:
+        save(rig)
+        assert wanted == len(asked)
 
 
 def test_some_blocks_of_a_save_have_their_own_checksums():

@@ -11,6 +11,7 @@ import torch
 from tests.kit.accelerator import SimulatedDriver
 from tests.kit.accelerator_streams import SimHardware
 from tests.kit.simulation import Simulation
+from tests.native_kit import by_python  # noqa: F401  a fixture
 from tests.pipeline.kit import AsyncDevice, make_ticket
 from tests.rig import (
     BLOCK_BYTES,
@@ -138,7 +139,7 @@ class World:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
     """Let a piece be two blocks."""
-    monkeypatch.setattr(load, "PIECE_BYTES", 2 * BLOCK_BYTES)
+    monkeypatch.setattr(load, "_PIECE_BYTES", 2 * BLOCK_BYTES)
 
 
 def recording(calls, *verbs):
@@ -148,6 +149,7 @@ def recording(calls, *verbs):
     )
 
 
+@pytest.mark.usefixtures("by_python")
 class TestPieces:
     def test_each_piece_is_copied_as_soon_as_it_is_verified(self):
         """A synchronous device is given what was just verified, and no more."""

@@ -4,16 +4,17 @@
 import pytest
 import torch
 
+from tests.native_kit import by_native, by_python  # noqa: F401  fixtures
 from tests.pipeline.kit import AsyncDevice
-from tests.pipeline.test_load import ROWS, SPAN, World
+from tests.pipeline.test_load import ROWS, SPAN, World, recording
 from tests.rig import BLOCK_BYTES, NUM_BLOCKS, keys_of, running_on
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
-from ucm.errors import BlockNotFoundError
+from ucm.errors import BlockCorruptError, BlockNotFoundError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.load import Fetch, Publish, PublishVerified, Verify
-from ucm.pipeline.outcomes import outcome_of
+from ucm.pipeline.outcomes import OutcomeKind, outcome_of
 from ucm.reasons import Reason
 from ucm.seals import block_checksum
 from ucm.stores.memory import MemoryStore
@@ -44,12 +45,82 @@ class Telling(DoneFence):
         return self._told
 
 
-@pytest.mark.parametrize(("make_device", "wanted"), [(AsyncDevice, 5), (CPUDevice, 1)])
-def test_checksums_take_further_threads_beside_a_device_only(make_device, wanted):
-    """Where the engine computes on the CPU, its cores are its own."""
+class Helping(CPUDevice):
+    """Remembers how many threads may compute checksums of loads."""
+
+    asked = 1
+
+    def hash_on(self, most_threads):
+        """Take note."""
+        self.asked = most_threads
+
+
+def test_checksums_of_saves_take_further_threads_beside_a_device_only():
+    """Where the engine computes on the CPU its cores are its own, but for loads, for which it
+    waits."""
+    threads = {"threads": {"verify": 5}}
     store = Helped(MemoryStore(8, BLOCK_BYTES))
-    with running_on(store, make_device(NUM_BLOCKS), {"threads": {"verify": 5}}):
-        assert wanted == store.asked
+    with running_on(store, AsyncDevice(NUM_BLOCKS), threads):
+        assert 5 == store.asked
+    store, device = Helped(MemoryStore(8, BLOCK_BYTES)), Helping(NUM_BLOCKS)
+    with running_on(store, device, threads):
+        assert (1, 5) == (store.asked, device.asked)
+
+
+class Untold(CPUDevice):
+    """Says that it tells checksums, and tells none."""
+
+    def scatter(self, group_id, row_ids, slots, block_ids, seeds=None):
+        """Copy."""
+        assert seeds is not None
+        return super().scatter(group_id, row_ids, slots, block_ids)
+
+
+@pytest.mark.usefixtures("by_native")
+class TestAtOnce:
+    """A synchronous device that tells the checksums of what it copies."""
+
+    def test_all_is_copied_and_then_compared(self):
+        """R-18: one call does all, and nobody reads the blocks before they are given back."""
+        calls = []
+        world = World(plan=recording(calls, "verify", "scatter", "recheck", "clear"))
+        outcome = Publish(world.store, world.device).run(world.begin()).outcome
+        assert ["scatter", "verify", "recheck"] == calls
+        assert (OutcomeKind.COMMITTED, SPAN) == (outcome.kind, outcome.committed)
+        assert torch.equal(world.saved, world.found())
+
+    @pytest.mark.parametrize("at", range(SPAN))
+    def test_corrupt_block_anywhere_fails_the_load_and_leaves_zeros(self, at):
+        """Whichever block is damaged is found, forgotten and blamed, not the device; the
+        blocks are zeroed before they go back."""
+        world = World()
+        world.rot(at)
+        scattered = world.begin()
+        with pytest.raises(BlockCorruptError) as caught:
+            world.publish(scattered)
+        assert world.ticket.span.keys[at] == caught.value.key
+        assert at == world.inner.match(world.ticket.span.keys)
+        assert world.device.tells_digests
+        world.check_zeroed()
+
+    def test_what_a_device_does_not_tell_is_verified(self):
+        """It may tell none, of whatever it likes: nothing is published unseen."""
+        world = World(Untold)
+        world.rot(3)
+        with pytest.raises(BlockCorruptError) as caught:
+            world.begin()
+        assert world.ticket.span.keys[3] == caught.value.key
+        world.check_zeroed()
+
+    def test_what_was_verified_before_is_not_digested_again(self):
+        """``store.verify: once`` says so: the lease leaves out what it knows."""
+        calls = []
+        world = World(plan=recording(calls, "verify", "scatter"))
+        item = Item(world.ticket, ROWS, DoneFence())
+        fetched = Fetch(world.store).run(item)
+        world.ticket.read_lease.skips_verified = True
+        world.scatter.run(fetched)
+        assert ["verify", "scatter"] == calls
 
 
 class TestPublishVerified:
@@ -117,6 +188,7 @@ class TestPublishVerified:
         world.device.next_fence().open()
 
 
+@pytest.mark.usefixtures("by_python")
 def test_slot_recycled_under_the_search_for_damage_is_no_corruption():
     """Where one block is damaged all are looked at: one that is stored anew meanwhile,
     elsewhere, stays stored."""

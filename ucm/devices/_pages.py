@@ -47,10 +47,10 @@ class Pages:
     nbytes: Int64s
     offsets: Int64s
     zeros: npt.NDArray[np.uint8]
-    _lists: tuple[int, ...] = attrs.field(init=False)
+    lists: tuple[int, ...] = attrs.field(init=False)
     """Where all but the first and the last of these are."""
 
-    @_lists.default
+    @lists.default
     def _find_lists(self) -> tuple[int, ...]:
         lists = (self.starts, self.strides, self.nbytes, self.offsets)
         return tuple(map(address_of, lists))
@@ -84,7 +84,7 @@ class Pages:
         slots = copy.slots
         parts, lists = (
             [self.starts, self.strides, self.nbytes, self.offsets],
-            self._lists,
+            self.lists,
         )
         if not copy.is_whole:
             chosen = np.isin(self.rows, copy.row_ids)

@@ -79,7 +79,7 @@ class Fence(ABC):
         """
         Return the checksum of each block that was copied, in order, of the device's bytes.
 
-        Seeded as the copy was told; once the fence has passed.
+        A synchronous device may tell those of what it is just about to copy. Seeded as the copy was told; once the fence has passed.
 
         Raises:
             NotImplementedError: It does not tell.
@@ -105,8 +105,8 @@ class Device(ABC):
     """Whether ``gather`` and ``scatter`` return only after the bytes have moved."""
     tells_digests: bool = False
     """
-    Whether ``gather`` and ``scatter`` take seeds, and may return a fence that tells digests:
-    of devices that copy by themselves. Set to False by whoever finds that they are wrong.
+    Whether ``scatter`` takes seeds, and may return a fence that tells digests; ``gather``
+    too, if it is not synchronous. Set to False by whoever finds that they are wrong.
     """
 
     @abstractmethod
@@ -146,6 +146,13 @@ class Device(ABC):
 
         Returns:
             Why it is not pinned; empty when it is, or need not be.
+        """
+
+    def hash_on(self, most_threads: int) -> None:  # noqa: B027 - a hint
+        """
+        Let so many threads of this process compute checksums at once, as in ``Store``.
+
+        Asked of a synchronous device that tells digests; any other may ignore it.
         """
 
     def numa_node(self) -> int | None:

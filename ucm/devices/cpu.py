@@ -30,6 +30,7 @@ import numpy.typing as npt
 from ucm import native
 from ucm.blocks import RowId
 from ucm.devices._buffers import find_buffers, is_buffer
+from ucm.devices._loads import find_loads
 from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, PagedDevice, Part
 from ucm.devices._pages import Pages
 from ucm.devices._regions import KVMemory
@@ -217,7 +218,8 @@ class CPUDevice(PagedDevice[_Group]):
     Blocks in host memory: torch tensors, or whatever has the buffer protocol.
 
     torch is imported where it is given tensors only. Copies are made on the calling thread, and the engine's work is done when its call
-    returns: every fence has passed.
+    returns: every fence has passed. Where native code copies, a load tells the checksums of
+    what it copied; a save would hold its blocks for longer.
 
     Args:
         num_blocks: Blocks in the engine's pool. Needed where tensors count smaller
@@ -228,6 +230,13 @@ class CPUDevice(PagedDevice[_Group]):
 
     def __init__(self, num_blocks: int | None = None) -> None:
         super().__init__(num_blocks)
+        self._loads = find_loads(native.LIBRARY)
+        self.tells_digests = self._loads is not None
+        self._most_hashing = 1
+
+    def hash_on(self, most_threads: int) -> None:
+        """Take so many threads for a load; see ``Device.hash_on``."""
+        self._most_hashing = most_threads
 
     def pin(self, memory: _Bytes) -> str:
         """Do nothing: all memory is the host's."""
@@ -278,19 +287,21 @@ class CPUDevice(PagedDevice[_Group]):
 
     def _copy(self, copy: PagedCopy[_Group], direction: Direction) -> Fence:
         """Copy before returning."""
+        is_load = direction is Direction.TO_DEVICE
+        if is_load and copy.seeds and copy.is_whole and self._loads is not None:
+            return self._loads(copy, copy.group.pages, self._most_hashing)
         if native.LIBRARY is not None:
             copies = copy.group.pages.batch(copy, direction)
             is_brief = len(copy.blocks) * copy.slots.block_bytes <= _KEPT_BYTES
             # Of a save the checksums are next; a load leaves the caches to the engine.
-            is_read = direction is Direction.TO_HOST
-            _move(native.LIBRARY, copies, is_brief=is_brief, is_read=is_read)
+            _move(native.LIBRARY, copies, is_brief=is_brief, is_read=not is_load)
             return DoneFence()
         pool, slots = copy.slots.pool, copy.slots.slots
         for table in copy.group.tables(copy):
-            if direction is Direction.TO_HOST:
-                table.gather(copy.blocks, pool, slots)
-            else:
+            if is_load:
                 table.scatter(copy.blocks, pool, slots)
+            else:
+                table.gather(copy.blocks, pool, slots)
         return DoneFence()
 
     def _clear(self, pages: PagedBlocks[_Group]) -> Fence:

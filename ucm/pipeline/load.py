@@ -11,8 +11,8 @@ Nobody reads the blocks of a load that brings all rows before ``Publish`` gives 
 so that checksums need not come first. A device that computes them itself tells what it has got,
 and ``Publish`` compares that. Any other accelerator copies while threads that do nothing
 else compute them (``Verify``), and the copy thread goes on to the next ticket: a load takes
-the longer of the two. A synchronous one is given piece by piece, each just
-verified and still in the CPU's cache. Rows that are loaded layer by layer are read as soon
+the longer of the two. A synchronous one tells those of what it is just about to copy, or is
+given piece by piece, each just verified and still in the CPU's cache. Rows that are loaded layer by layer are read as soon
 as they are there: they are verified first.
 
 What such a load has written is zeroed before its blocks are given back if it fails: see
@@ -48,7 +48,6 @@ from ucm.stores.abc import ReadLease, Store
 from ucm.stores.leases import aligned, seals_of
 
 __all__ = [
-    "PIECE_BYTES",
     "Fetch",
     "Fetched",
     "Publish",
@@ -60,8 +59,8 @@ __all__ = [
     "load_chain",
 ]
 
-PIECE_BYTES: Final = 8 << 20
-"""Verified and copied at a time on the CPU. Pieces of 4 MB cost as much, 1 and 2 MB up to
+_PIECE_BYTES: Final = 8 << 20
+"""Verified and copied at a time where the CPU does not tell checksums. Pieces of 4 MB cost as much, 1 and 2 MB up to
 a fifth more, in calls, and 16 MB up to a tenth: they leave the last cache. A save is copied
 whole: sealed piece by piece it took as long, and held its blocks for longer."""
 
@@ -139,49 +138,63 @@ class Scatter(CopyStage[Fetched, Scattered]):
 
     def run(self, given: Fetched) -> Scattered:
         """Start the copy unless the destination was taken back."""
-        if self._device.is_synchronous:
-            self._copy_pieces(given)
+        lease = _lease(given)
+        is_asked = not given.is_partial and asks_digests(self._device, lease)
+        if not self._device.is_synchronous:
+            self._copy_beside(given, is_asked=is_asked)
+        elif given.is_partial or (is_asked and not lease.skips_verified):
+            self._copy_at_once(given, is_asked=is_asked)
         else:
-            self._copy_beside(given)
+            self._copy_pieces(given)
         return Scattered(given)
+
+    def _copy_beside(self, given: Fetched, *, is_asked: bool) -> None:
+        """Submit the copy; ``Verify`` looks at it meanwhile, ``ScatterWait`` waits for it."""
+        num_blocks = len(_lease(given).keys)
+        given.copy = fence = self._copy(given, 0, num_blocks, is_asked=is_asked)
+        if not given.is_partial:
+            # On any thread: a store that hangs must hold no blocks.
+            ended = functools.partial(_end_if_passed, fence, given.ticket)
+            fence.call_when_over(ended)
+
+    def _copy_at_once(self, given: Fetched, *, is_asked: bool) -> None:
+        """Copy what is verified, or has its checksums told."""
+        num_blocks = len(_lease(given).keys)
+        given.copy = fence = self._copy(given, 0, num_blocks, is_asked=is_asked)
+        copy_over(given, fence)
+        if is_asked and not fence.tells_digests:
+            _verify(self._store, _lease(given), 0, num_blocks)
 
     def _copy_pieces(self, given: Fetched) -> None:
         """Verify and copy piece by piece."""
         ticket, lease = given.ticket, _lease(given)
-        num_blocks, step = len(lease.keys), len(lease.keys)
-        if not given.is_partial:
-            step = max(1, PIECE_BYTES // lease.slots.block_bytes)
+        num_blocks = len(lease.keys)
+        step = max(1, _PIECE_BYTES // lease.slots.block_bytes)
         for at in range(0, num_blocks, step):
             stop = min(at + step, num_blocks)
-            if not given.is_partial:
-                _verify(self._store, lease, at, stop)
+            _verify(self._store, lease, at, stop)
             fence = self._copy(given, at, stop)
             if stop < num_blocks:
                 ticket.guard.end(last=False)  # a store that hangs must hold no blocks
         given.copy = fence
         copy_over(given, fence)
 
-    def _copy_beside(self, given: Fetched) -> None:
-        """Submit the copy; ``Verify`` looks at it meanwhile, ``ScatterWait`` waits for it."""
-        given.copy = fence = self._copy(given, 0, len(_lease(given).keys))
-        if not given.is_partial:
-            # On any thread: a store that hangs must hold no blocks.
-            ended = functools.partial(_end_if_passed, fence, given.ticket)
-            fence.call_when_over(ended)
-
-    def _copy(self, given: Fetched, start: int, stop: int) -> Fence:
+    def _copy(
+        self, given: Fetched, start: int, stop: int, *, is_asked: bool = False
+    ) -> Fence:
         ticket, slots = given.ticket, _lease(given).slots
         guard, span = ticket.guard, ticket.span
         if not guard.begin():
             raise TicketOverError(guard.taken_back or Reason.OVER)
         whole = False
         try:
+            where = span.group_id, given.row_ids
             part = slots.part(start, stop), span.block_ids[start:stop]
-            if not given.is_partial and asks_digests(self._device, _lease(given)):
+            if is_asked:
                 seeds = checksum_seeds(span.keys[start:stop])
-                fence = self._device.scatter(span.group_id, given.row_ids, *part, seeds)
+                fence = self._device.scatter(*where, *part, seeds)
             else:
-                fence = self._device.scatter(span.group_id, given.row_ids, *part)
+                fence = self._device.scatter(*where, *part)
             whole = True
         finally:
             if not whole:

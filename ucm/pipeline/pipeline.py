@@ -60,7 +60,8 @@ class Pipeline(Listener):
         before_commit: See ``save_chain``.
         threads: Where the clock, threads and locks come from.
         on_copy_thread: Called on each copy thread before its first job.
-        num_hashing: Threads that compute checksums, where a device copies by itself.
+        num_hashing: Threads that compute checksums, of whatever a device copies by itself
+            and of loads where it does not.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class Pipeline(Listener):
         self._device = device
         self._has_digests = device.tells_digests
         self._num_verifying = min(num_hashing, queue.window)
-        if not device.is_synchronous:
+        if device.is_synchronous:
+            device.hash_on(num_hashing)
+        else:
             store.hash_on(num_hashing)
         self._lanes: dict[LaneKey, RequestLane] = {}
         self._holding = dict.fromkeys(Direction, 0)

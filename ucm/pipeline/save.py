@@ -90,9 +90,8 @@ def copy_of(item: Item) -> Fence:
 
 
 def asks_digests(device: Device, lease: ReadLease | WriteLease) -> bool:
-    """Return whether a device is asked for the checksums of what it copies."""
-    is_able = device.tells_digests and not device.is_synchronous
-    return is_able and lease.takes_digests
+    """Return whether a device can be asked for the checksums of what it copies."""
+    return device.tells_digests and lease.takes_digests
 
 
 class EventWait(FenceStage[Queued, Ready]):
@@ -137,7 +136,8 @@ class Gather(CopyStage[Ready, Gathered]):
             block_ids, slots = _places(ticket, lease)
             where = ticket.span.group_id, given.row_ids, block_ids, slots
             is_all = not given.is_partial and len(block_ids) == len(lease.keys)
-            if is_all and asks_digests(self._device, lease):
+            is_beside = not self._device.is_synchronous  # blocks are held no longer
+            if is_all and is_beside and asks_digests(self._device, lease):
                 fence = self._device.gather(*where, checksum_seeds(lease.keys))
             else:
                 fence = self._device.gather(*where)

@@ -169,6 +169,8 @@ class ReadLease(ABC):
             StoreUnavailableError: The store did not answer.
         """
 
+    skips_verified: bool = False
+    """Whether ``verify`` leaves out what was verified before."""
     takes_digests: bool = False
     """Whether there is ``verify_with``."""
 
@@ -178,7 +180,7 @@ class ReadLease(ABC):
 
         Args:
             start: The first of these blocks.
-            digests: ``block_checksum`` of what each was copied to.
+            digests: ``block_checksum`` of what each was copied to, or of what was copied.
 
         Raises:
             BlockCorruptError: As ``verify``.

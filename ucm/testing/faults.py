@@ -142,6 +142,7 @@ class _FaultReadLease(ReadLease):
         self._inner = inner
         self._plan = plan
         self.takes_digests = inner.takes_digests
+        self.skips_verified = inner.skips_verified
         self.keys = inner.keys
         self.slots = inner.slots
 

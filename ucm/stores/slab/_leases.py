@@ -188,6 +188,7 @@ class SlabReadLease(ReadLease):
         self._checksums: list[int] = sighting.checksums.tolist()
         self._nbytes: list[int] = sighting.nbytes.tolist()
         self._verified = verified
+        self.skips_verified = verified is not None
         self._has_ended = False
 
     def verify(self, start: int, stop: int) -> None:
