@@ -233,6 +233,10 @@ class FaultDevice(Device):
     def tells_digests(self, is_so: bool) -> None:
         self._inner.tells_digests = is_so
 
+    def hash_on(self, most_threads: int) -> None:
+        """Forward."""
+        self._inner.hash_on(most_threads)
+
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
         """Forward."""
         self._inner.register(layout, kv_caches)
