@@ -497,12 +497,16 @@ static int make_folders(const char *path) {
     return make_folder(folder);
 }
 
-// Give a whole file its name, which one that is there keeps, unless the mount cannot.
+// Give a whole file its name and take its first one, but not where another has the name already,
+// unless the mount cannot tell.
 static int give_name(const char *temporary, const char *path) {
     if (!renameat2(AT_FDCWD, temporary, AT_FDCWD, path, RENAME_NOREPLACE)) return 0;
     int error = errno;  // EPERM: of a sandbox that knows no such call
     if (error != EINVAL && error != ENOSYS && error != EOPNOTSUPP && error != EPERM) return error;
-    if (!link(temporary, path)) return 0;
+    if (!link(temporary, path)) {
+        unlink(temporary);
+        return 0;
+    }
     error = errno;
     int has_links = error != EPERM && error != EOPNOTSUPP && error != ENOSYS &&
                     error != EMLINK && error != EXDEV;
@@ -512,16 +516,21 @@ static int give_name(const char *temporary, const char *path) {
 // Names of a file.
 enum { TEMPORARY, FINAL, NUM_NAMES };
 
+static int publish(const char *const *names, struct gate *gate) {
+    if (atomic_load(&gate->is_left)) return LEFT;  // other bytes may lie there by now
+    int error = give_name(names[TEMPORARY], names[FINAL]);
+    if (error == ENOENT && !(error = make_folders(names[FINAL])))
+        error = give_name(names[TEMPORARY], names[FINAL]);
+    return error;
+}
+
 static int write_file(const char *const *names, const struct source *from, struct gate *gate) {
     int file = open_file(names[TEMPORARY], O_WRONLY | O_CREAT | O_EXCL);
     if (file < 0) return errno == EEXIST ? WRONG : errno;
     int error = write_whole(file, from, gate);
     if (close(file) && !error) error = errno;  // some mounts tell then that they are full
-    if (error) return error;
-    if (atomic_load(&gate->is_left)) return LEFT;  // other bytes may lie there by now
-    error = give_name(names[TEMPORARY], names[FINAL]);
-    if (error == ENOENT && !(error = make_folders(names[FINAL])))
-        error = give_name(names[TEMPORARY], names[FINAL]);
+    if (!error) error = publish(names, gate);
+    if (error) unlink(names[TEMPORARY]);
     return error;
 }
 
@@ -543,7 +552,6 @@ void ucm_write_files(const char *const *names, size_t count, uint8_t *headers,
         from.seed = seeds[at];
         from.digest = digests[at];
         errors[at] = write_file(names, &from, gate);
-        unlink(names[TEMPORARY]);
     }
     if (from.state) digester->destroy(from.state);
 }

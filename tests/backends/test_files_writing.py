@@ -160,6 +160,14 @@ class TestWriting:
         assert "first" == place(given.path).read_text()
         assert [] == os.listdir(tmp_path / "writing")
 
+    def test_mount_without_such_renames_takes_links(self, mount, writer, tmp_path):
+        """R-51: a block has one name then, too."""
+        given = give(tmp_path, "one")
+        mount.errors |= NO_RENAMES
+        assert [0] == writer.write([given], Gate())
+        assert is_written(given)
+        assert [] == os.listdir(tmp_path / "writing")
+
     @pytest.mark.parametrize("error", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
     def test_file_system_without_links_takes_renames(
         self, mount, writer, tmp_path, error

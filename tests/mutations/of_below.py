@@ -256,7 +256,7 @@ BELOW = (
         name="native_loser_leaves_its_file",
         why="Each race of two machines fills the share with a block that nobody finds.",
         file=_NATIVE,
-        find="        unlink(names[TEMPORARY]);\n",
+        find="    if (error) unlink(names[TEMPORARY]);\n",
         replace="",
         killers=(f"{_WRITES}::test_later_writer_leaves_the_first_ones_block",),
     ),

@@ -61,4 +61,14 @@ WRITING: Final = (
             "tests/backends/test_files_settings.py::TestRefusals::test_wrong_setting_is_named",
         ),
     ),
+    Mutant(
+        name="native_link_leaves_its_first_name",
+        why="A mount without renames of its own keeps each block under two names.",
+        file=_NATIVE,
+        find="        unlink(temporary);\n",
+        replace="",
+        killers=(
+            f"{_TESTS}::TestWriting::test_mount_without_such_renames_takes_links",
+        ),
+    ),
 )
