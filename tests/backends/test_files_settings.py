@@ -6,7 +6,9 @@ import os
 import pytest
 
 from tests.backends.test_files import KEYS, open_files, put
+from ucm.backends.abc import Verdict
 from ucm.backends.files import FilesBackend, _share
+from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
 
 
@@ -41,6 +43,20 @@ class TestRefusals:
         """There is no directory of its own."""
         with pytest.raises(ConfigError, match="missing"):
             await FilesBackend.open_configured({}, "tiers.0")
+
+    async def test_path_is_short_enough_for_the_names_behind_it(self, tmp_path):
+        """R-63: a tier that would take no block is refused at start; the longest one takes those of
+        the longest keys."""
+        longest = str(tmp_path)
+        while (left := 3584 - len(longest)) > 202:
+            longest += "/" + "d" * 100
+        longest += "/" + "d" * (left - 1)
+        backend = await open_files(longest)
+        assert [Verdict.DONE] == await put(backend, PackedKey(bytes(96)))
+        await backend.aclose()
+        with pytest.raises(ConfigError, match="at most 3584 bytes") as caught:
+            await open_files(longest + "d")
+        assert "tiers.0.path" == caught.value.key
 
     async def test_directory_of_somebody_else_is_left_alone(self, tmp_path):
         """R-24: nothing is changed where there is something and no mark of ours."""

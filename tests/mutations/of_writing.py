@@ -71,4 +71,14 @@ WRITING: Final = (
             f"{_TESTS}::TestWriting::test_mount_without_such_renames_takes_links",
         ),
     ),
+    Mutant(
+        name="path_that_no_block_fits_behind",
+        why="A tier opens that takes nothing, and nobody is told why.",
+        file="ucm/backends/files/_backend.py",
+        find="if len(os.fsencode(path)) <= _LONGEST_PATH:",
+        replace="if os.fsencode(path):",
+        killers=(
+            "tests/backends/test_files_settings.py::TestRefusals::test_path_is_short_enough_for_the_names_behind_it",
+        ),
+    ),
 )

@@ -41,6 +41,8 @@ from ucm.settings import field, read_section, read_size
 __all__ = ["FilesBackend", "FilesSettings"]
 
 _LARGEST_BLOCK = 1 << 30
+_LONGEST_PATH = 3584
+"""The system takes 4096 bytes, of which a block's own name has 300 at most."""
 _OPENING_S = 5.0
 _PART_BYTES = 1 << 20
 """Of blocks that one thread reads or writes by one call, if it has more than one."""
@@ -52,8 +54,15 @@ _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 def _read_path(key: str, value: object) -> Path | None:
     if isinstance(value, str) and value and "\0" not in value:
         with contextlib.suppress(UnicodeEncodeError):  # no file can have such a name
-            os.fsencode(value)
-            return Path(value).absolute()
+            path = Path(value).absolute()
+            if len(os.fsencode(path)) <= _LONGEST_PATH:
+                return path
+            raise ConfigError(
+                key,
+                f"{value[:40]}...",
+                "too long for the names of blocks behind it",
+                f"Give one of at most {_LONGEST_PATH} bytes.",
+            )
     raise ConfigError(key, value, "no directory", "Give one, on the mount.")
 
 
