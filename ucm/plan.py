@@ -38,6 +38,11 @@ class HostSlots:
         """Return the slots of some blocks of the span."""
         return HostSlots(self.pool, self.slots[start:stop], self.block_bytes)
 
+    def views(self) -> list[memoryview]:
+        """Return the bytes of each block, for writing where the store lets."""
+        rows = self.pool[:, : self.block_bytes]
+        return [rows[slot].data for slot in self.slots.tolist()]
+
     def block(self, position: int) -> npt.NDArray[np.uint8]:
         """Return the ``[block_bytes]`` view of one block of the span."""
         view: npt.NDArray[np.uint8] = self.pool[

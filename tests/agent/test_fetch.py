@@ -7,7 +7,7 @@ import pytest
 from tests.agent.unruly import TIMEOUT_S, Unruly, lay, open_core, run_virtual, want_of
 from tests.stores.slab_kit import open_slab
 from ucm.agent import calls
-from ucm.agent.flight import Flight
+from ucm.agent.register import Register
 from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
@@ -58,13 +58,13 @@ class TestFetch:
         self, slab, monkeypatch
     ) -> None:
         """R-53: what one call has brought costs one wait, however many blocks it is."""
-        waited, end = [], Flight.end
+        waited, end = [], Register.end
 
-        def counted(flight):
-            waited.append(flight._done is not None)
-            end(flight)
+        def counted(register, flights, reason):
+            waited.extend(flight.done is not None for flight in flights)
+            end(register, flights, reason)
 
-        monkeypatch.setattr(Flight, "end", counted)
+        monkeypatch.setattr(Register, "end", counted)
         (want,), _ = fetch_all(slab, Unruly(), wants=[KEYS[:6]])
         assert (6, 6, 1) == (want.found, len(waited), sum(waited))
 

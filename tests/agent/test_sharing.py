@@ -45,10 +45,10 @@ class Asking(Want):
 class Media(list):
     """Counts each block of which it is told."""
 
-    def append(self, medium: int) -> None:
-        """Take note of one."""
-        Counted.num += 1
-        super().append(medium)
+    def __iadd__(self, media: list[int]) -> "Media":
+        """Take note of some."""
+        Counted.num += len(media)
+        return super().__iadd__(media)
 
 
 class Size(int):

@@ -192,9 +192,9 @@ class TestSpill:
         """R-55: whichever is told first, the block has one end."""
         spiller = Spiller(slab, guarded(Unruly()), inline, 3)
         spiller.offer(KEYS[0], BLOCK_BYTES)
-        spiller.brought(KEYS[0])
+        spiller.brought([KEYS[0]])
         for key in KEYS[1:3]:
-            spiller.brought(key)
+            spiller.brought([key])
             spiller.offer(key, BLOCK_BYTES)
         assert (3, 3) == (spiller.counts.offered, spiller.counts.skipped)
         assert (0, 3) == (spiller.num_waiting, ends(spiller))
@@ -203,11 +203,11 @@ class TestSpill:
         """R-55: a tier's block that was evicted and computed anew is put again; no more of
         them are remembered than the backlog may have."""
         spiller = Spiller(slab, guarded(Unruly()), inline, 3)
-        spiller.brought(KEYS[0])
+        spiller.brought([KEYS[0]])
         spiller.withdraw(KEYS[0])
         spiller.offer(KEYS[0], BLOCK_BYTES)
         for key in KEYS[1:5]:
-            spiller.brought(key)
+            spiller.brought([key])
         spiller.offer(KEYS[1], BLOCK_BYTES)
         assert (2, 0) == (spiller.num_waiting, spiller.counts.skipped)
 

@@ -217,7 +217,7 @@ def test_block_that_waits_on_leaves_with_the_slab_or_comes_from_the_tier(slab) -
             waiting = spiller.counts.offered, spiller.num_waiting
             slab.forget([KEYS[2]])
             await core._take_changes()
-            spiller.brought(KEYS[3])
+            spiller.brought([KEYS[3]])
             backend.does.takes_nothing = False
             await core.drain()
             return waiting, spiller.counts

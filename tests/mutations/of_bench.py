@@ -207,8 +207,8 @@ BENCH = (
         name="each_flight_waited_for",
         why="Fetching small blocks costs a turn of the agent's loop for each of them.",
         file="ucm/agent/flight.py",
-        find="    _done: anyio.Event | None = attrs.field(default=None, init=False)",
-        replace="    _done: anyio.Event | None = attrs.field(factory=anyio.Event, init=False)",
+        find="    done: anyio.Event | None = None",
+        replace="    done: anyio.Event | None = msgspec.field(default_factory=anyio.Event)",
         killers=(f"{_FETCHES}::test_blocks_that_come_together_are_waited_for_once",),
     ),
     Mutant(

@@ -126,8 +126,8 @@ FORGET = (
         name="asked_for_meanwhile_lands",
         why="Who wants a block while tiers are asked to delete it brings it back.",
         file="ucm/agent/register.py",
-        find="            flight.is_kept_out = key in self.kept_out\n",
-        replace="",
+        find="self.by_key[key, own.tiers].is_kept_out = True",
+        replace="pass",
         killers=(f"{_FLIGHTS}::test_block_that_is_asked_for_meanwhile_lands_nowhere",),
     ),
     Mutant(

@@ -29,8 +29,8 @@ LIMITS = (
         name="failed_get_is_the_end",
         why="A damaged disk hides what the next tier has whole.",
         file=_FLIGHTS,
-        find="            elif reason not in _OF_TIERS or not flight.tiers:\n",
-        replace="            else:\n",
+        find=" for each in flights if each.reason not in _OF_TIERS or not each.tiers\n",
+        replace=" for each in flights\n",
         killers=(
             f"{_TERMS}::TestNextTier::test_what_one_tier_fails_to_bring_the_next_one_brings",
         ),
@@ -38,8 +38,8 @@ LIMITS = (
     Mutant(
         name="failed_tier_asked_for_ever",
         why="R-53: two damaged copies are fetched until the request's time is up.",
-        file=_FLIGHTS,
-        find="            flight.tiers = others(flight.tiers, number)\n",
+        file="ucm/agent/flight.py",
+        find="            flight.tiers = left\n",
         replace="            pass\n",
         killers=(
             f"{_TERMS}::TestNextTier::test_what_no_tier_brings_says_why_the_first_did_not",
@@ -57,8 +57,8 @@ LIMITS = (
         name="restricted_flight_joined_by_all",
         why="R-58: one request that may use no tier makes the others miss.",
         file="ucm/agent/register.py",
-        find="flight = self.by_key.get((key, own.tiers))",
-        replace="flight = next((each for (of, _), each in self.by_key.items() if of == key), None)",
+        find="names = list(zip(sizes, itertools.repeat(own.tiers), strict=False))",
+        replace="names = [next((of for of in self.by_key if of[0] == key), (key, own.tiers)) for key in sizes]",
         killers=(f"{_TERMS}::TestOnly::test_restricted_want_does_not_fail_another",),
     ),
     Mutant(

@@ -100,7 +100,7 @@ class AgentCore:
         self.fetcher = Fetcher(
             *(store, tiers, call, Budget(slots)),
             why_absent=self._why_absent,
-            brought=lambda number, key: self.spillers[number].brought(key),
+            brought=lambda number, keys: self.spillers[number].brought(keys),
         )
         self.max_block_bytes = store.capabilities.max_block_bytes
         self._store = store

@@ -52,7 +52,7 @@ class Fetcher:
         budget: Slots.
         clock_ns: The machine's monotonic clock, on which uses are told.
         why_absent: Says why none of these tiers has a block.
-        brought: Called with the number of the tier from which a block came, and its key.
+        brought: Called with the number of the tier from which blocks came, and their keys.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Fetcher:
         why_absent: Callable[[PackedKey, Sequence[int]], Reason] = lambda *_: (
             Reason.ABSENT
         ),
-        brought: Callable[[int, PackedKey], None] = lambda *_: None,
+        brought: Callable[[int, Sequence[PackedKey]], None] = lambda *_: None,
     ) -> None:
         self.counts = FetchCounts()
         self._slab = Slab(store, call, clock_ns)
@@ -169,13 +169,15 @@ class Fetcher:
                             group is own or await want.stand_behind([group.seated])
                         ):
                             return Reason.STORE_FULL
-                        await flight.wait()
+                        if not flight.is_done:  # most are, as they come many at a time
+                            await flight.wait()
                         if flight.reason:
                             return flight.reason
                     want.found += 1
-                    want.media.append(0 if flight is None else flight.medium)
             return Reason.NONE
         finally:
+            async for some in Parts(flights[: want.found]):
+                want.media += [0 if each is None else each.medium for each in some]
             await self._flights.leave(want, [own, *joined], flights)
 
     async def _join(
@@ -192,12 +194,11 @@ class Fetcher:
         groups = {own: None}
         async with self._joining:
             async for some in Parts(zip(want.keys, want.sizes, there, strict=True)):
-                for key, nbytes, is_there in some:
-                    flight = None
-                    if not is_there:
-                        flight = self._register.join(want, key, nbytes, own)
-                        groups[flight.group] = None
-                    flights.append(flight)
+                sizes = {key: nbytes for key, nbytes, is_there in some if not is_there}
+                joined = self._register.join(want, sizes, own)
+                groups |= dict.fromkeys([flight.group for flight in joined])
+                of = dict(zip(sizes, joined, strict=True))
+                flights += [of.get(key) for key, _, _ in some]
         return flights, list(groups)
 
     def _begin(

@@ -3,11 +3,11 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 import anyio
 import attrs
+import msgspec
 
 from ucm.agent.calls import blocks_per_call
 from ucm.agent.line import Turn
@@ -16,15 +16,27 @@ from ucm.backends.abc import BackendCapabilities
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
 
-__all__ = ["Flight", "Group", "batches", "open_of", "others", "wants_of"]
+__all__ = [
+    "REASON",
+    "WANTS",
+    "Flight",
+    "Group",
+    "batches",
+    "open_of",
+    "place",
+    "try_no_more",
+    "wants_of",
+]
 
+_NUMBER, _TIERS = itemgetter(1), attrgetter("tiers")
 _NBYTES, _IS_DONE = attrgetter("nbytes"), attrgetter("is_done")
+REASON = attrgetter("reason")
+WANTS = attrgetter("wants")
 
 
-@attrs.define(eq=False)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """
-    One block on its way.
+    One block on its way; made by no line of Python of its own.
 
     Args:
         key: Its packed key.
@@ -32,6 +44,7 @@ class Flight:
         group: With which it flies.
         at: Its place among these.
         tiers: Numbers of those that may bring it and were not tried yet.
+        wants: Who wants it, the first one first.
     """
 
     key: PackedKey
@@ -39,7 +52,7 @@ class Flight:
     group: "Group"
     at: int
     tiers: tuple[int, ...]
-    wants: "dict[Want, None]" = attrs.Factory(dict)
+    wants: tuple[Want, ...]
     is_done: bool = False
     reason: Reason = Reason.NONE
     """Why it failed, or a tier did; none: the slab has the block, or nothing is known."""
@@ -51,21 +64,15 @@ class Flight:
     """It lands nowhere: the block is forgotten meanwhile."""
     turn: "Turn[Flight] | None" = None
     """While it waits for its tier."""
-    _done: anyio.Event | None = attrs.field(default=None, init=False)
+    done: anyio.Event | None = None
     """Made for who waits: most end before they are waited for, and a turn of the loop each
     costs more than all else of a small block."""
 
     async def wait(self) -> None:
         """Wait until it has ended."""
         if not self.is_done:
-            self._done = self._done or anyio.Event()
-            await self._done.wait()
-
-    def end(self) -> None:
-        """Let all know that it has ended."""
-        self.is_done = True
-        if self._done is not None:
-            self._done.set()
+            self.done = self.done or anyio.Event()
+            await self.done.wait()
 
 
 @attrs.define(eq=False)
@@ -100,15 +107,29 @@ def open_of(flights: Iterable[Flight]) -> list[Flight]:
     return list(itertools.filterfalse(_IS_DONE, flights))
 
 
-@lru_cache
-def others(tiers: tuple[int, ...], number: int) -> tuple[int, ...]:
-    """Return tiers without one: those of a want are the same for each of its blocks."""
-    return tuple(each for each in tiers if each != number)
+def try_no_more(flights: Iterable[Flight], number: int) -> None:
+    """Take note that a tier is asked for them, and is not to be asked again."""
+    for tiers, alike in itertools.groupby(flights, _TIERS):
+        left = tuple([each for each in tiers if each != number])
+        for flight in alike:
+            flight.tiers = left
 
 
-def wants_of(flights: Sequence[Flight]) -> list[Want]:
-    """Return who wants them, the first one first."""
-    return [want for flight in flights for want in flight.wants]
+def wants_of(flights: Iterable[Flight]) -> list[Want]:
+    """Return who wants some of them, the first one first."""
+    distinct = dict.fromkeys(map(WANTS, flights))
+    return list(dict.fromkeys(itertools.chain.from_iterable(distinct)))
+
+
+def place(
+    placed: Iterable[tuple[Flight, int]], of_tier: Sequence[list[Flight]]
+) -> None:
+    """Have tiers, by their numbers, bring flights; add each to those of its tier."""
+    for number, alike in itertools.groupby(placed, _NUMBER):
+        theirs = [flight for flight, _ in alike]
+        for flight in theirs:
+            flight.medium = 1 + number
+        of_tier[number].extend(theirs)
 
 
 def batches(flights: Sequence[Flight], can: BackendCapabilities) -> list[list[Flight]]:

@@ -20,6 +20,7 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import anyio
@@ -27,7 +28,17 @@ from anyio.abc import TaskGroup
 
 from ucm.agent.budget import Budget, Place
 from ucm.agent.calls import Parts
-from ucm.agent.flight import Flight, Group, batches, open_of, others, wants_of
+from ucm.agent.flight import (
+    REASON,
+    WANTS,
+    Flight,
+    Group,
+    batches,
+    open_of,
+    place,
+    try_no_more,
+    wants_of,
+)
 from ucm.agent.landing import REASONS, land
 from ucm.agent.line import Line, Turn
 from ucm.agent.locating import Looks
@@ -46,6 +57,7 @@ __all__ = ["Flights"]
 
 _OF_TIERS: Final = frozenset((*REASONS.values(), Reason.ERROR))
 """Reasons that say nothing of what the next tier has."""
+_TURN: Final = attrgetter("turn")
 _WRITTEN_S: Final = 0.02
 """Between looks at what others write, whose end nobody tells us."""
 
@@ -93,10 +105,12 @@ class Flights:
                 group.is_over = True  # now: nobody may join what has given up
                 group.turn.scope.cancel()
         async for some in Parts(filter(None, flights)):
-            for flight in some:
-                flight.wants.pop(want, None)
-            for turn in dict.fromkeys(flight.turn for flight in some if flight.turn):
-                if not turn.is_wanted:
+            for wants, alike in itertools.groupby(some, WANTS):
+                left = tuple([each for each in wants if each is not want])
+                for flight in alike:
+                    flight.wants = left
+            for turn in dict.fromkeys(map(_TURN, some)):
+                if turn and not turn.is_wanted:
                     turn.scope.cancel()
                     self._register.end_open(turn.flights)
 
@@ -132,7 +146,12 @@ class Flights:
             want.taken.set()
             try:
                 while any(of_tier):
-                    await self._get_all(of_tier, want)
+                    calls = [
+                        partial(self._get_of, number, found, want)
+                        for number, found in enumerate(of_tier)
+                        if found
+                    ]
+                    await together(calls)
                     left = await self._await_writers(group.flights, want)
                     of_tier = await self._locate(left, None, is_whole=is_whole)
             finally:  # not before: a call that hangs has its slots, whoever gave up
@@ -167,7 +186,6 @@ class Flights:
     ) -> list[list[Flight]]:
         """Return by tier the flights whose blocks it has, up to the first that none has."""
         of_tier: list[list[Flight]] = [[] for _ in self._tiers]
-        end = self._register.end
         if not flights or not (wants := flights[0].group.wants):
             return of_tier
         tiers = flights[0].group.tiers
@@ -177,21 +195,23 @@ class Flights:
             looks = Looks(self._tiers, tiers, deadline, self.tasks)
             async for some in Parts(flights):
                 for flight in some:
-                    looks.pass_over(flight.key, flight.tiers)
+                    if flight.tiers != tiers:
+                        looks.pass_over(flight.key, flight.tiers)
         keys = [flight.key for flight in flights]
         places = await looks.find(keys, is_whole=is_whole)
-        async for numbered in Parts(enumerate(flights)):
-            for at, flight in numbered:
-                if at >= len(places):
-                    why = Reason.UNAVAILABLE
-                    if not looks.is_unknown(flight.key):
-                        why = self._why_absent(flight.key, tiers)
-                    end(flight, flight.reason or why)
-                elif at >= self._budget.total:
-                    end(flight, Reason.STORE_FULL)
-                else:
-                    flight.medium = 1 + places[at]
-                    of_tier[places[at]].append(flight)
+        found = flights[: min(len(places), self._budget.total)]
+        async for placed in Parts(zip(found, places, strict=False)):
+            place(placed, of_tier)
+        async for some in Parts(flights[len(found) : len(places)]):
+            self._register.end(some, Reason.STORE_FULL)
+        async for some in Parts(flights[len(places) :]):
+            whys = [
+                each.reason
+                or (looks.is_unknown(each.key) and Reason.UNAVAILABLE)
+                or self._why_absent(each.key, tiers)
+                for each in some
+            ]
+            self._register.end_each(some, whys)
         return of_tier
 
     async def _worthwhile(
@@ -209,7 +229,7 @@ class Flights:
         for number in sorted(used, key=lambda number: -of_tier[number][0].at):
             nbytes = 0
             async for some in Parts(of_tier[number]):
-                nbytes += sum(flight.nbytes for flight in some if flight.at < kept)
+                nbytes += sum([flight.nbytes for flight in some if flight.at < kept])
             if self._choices[number].declines(nbytes, each_s * kept, now):
                 kept = of_tier[number][0].at
         if is_whole and kept < most:
@@ -217,18 +237,8 @@ class Flights:
         if kept == most:
             return of_tier
         async for some in Parts(flights[kept:most]):
-            for flight in some:
-                self._register.end(flight, Reason.SLOWER)
+            self._register.end(some, Reason.SLOWER)
         return [[each for each in found if each.at < kept] for found in of_tier]
-
-    async def _get_all(self, of_tier: Sequence[Sequence[Flight]], want: Want) -> None:
-        await together(
-            [
-                partial(self._get_of, number, found, want)
-                for number, found in enumerate(of_tier)
-                if found
-            ]
-        )
 
     async def _get_of(self, number: int, found: Sequence[Flight], want: Want) -> None:
         """Get what one tier has, and take note of how long it took."""
@@ -243,19 +253,19 @@ class Flights:
                         calls.start_soon(self._get, number, batch, want)
         now, nbytes = anyio.current_time(), 0
         async for some in Parts(found):
-            nbytes += sum(
+            got = [
                 each.nbytes
                 for each in some
                 if each.is_done and each.medium and not each.reason  # not by a save
-            )
+            ]
+            nbytes += sum(got)
         if nbytes:
             self._choices[number].saw(nbytes, now - began, now)
 
     async def _get(self, number: int, batch: Sequence[Flight], want: Want) -> None:
         """Get a batch in its turn, unless nobody wants it then, or it would be late."""
         tier, line = self._tiers[number], self._lines[number]
-        for flight in batch:
-            flight.tiers = others(flight.tiers, number)
+        try_no_more(batch, number)
         self._register.end_unwanted(batch)
         if not (wants := wants_of(batch)):
             return
@@ -267,7 +277,7 @@ class Flights:
         with contextlib.ExitStack() as turn:
             turn.callback(line.leave, share, place.tenant)
             self._register.end_unwanted(batch)
-            flights = {flight.key: flight for flight in open_of(batch)}
+            flights = open_of(batch)
             began = anyio.current_time()
             wants, late = wants_of(batch), len(flights) * nbytes
             if wants and line.is_late(late, max(one.deadline for one in wants)):
@@ -278,12 +288,14 @@ class Flights:
                 return
             has_landed = False
             try:
-                slots = lease.slots
-                targets = [slots.block(at).data for at in range(len(lease.keys))]
+                targets, mine = (
+                    lease.slots.views(),
+                    list(map(flights.__getitem__, lease.positions)),
+                )
                 answers = await tier.get(lease.keys, targets) if targets else []
                 turn.close()  # the next ones come while these are looked at
-                has_landed = await self._land(number, lease, answers, flights, want)
-                if answers and not any(flights[key].reason for key in lease.keys):
+                has_landed = await self._land(number, lease, answers, mine, want)
+                if answers and not any(map(REASON, mine)):
                     seconds = anyio.current_time() - began
                     line.saw(len(answers) * nbytes, seconds)
             finally:
@@ -291,8 +303,9 @@ class Flights:
                     with anyio.CancelScope(shield=True):
                         await self._slab.call(lease.discard)
             granted = set(lease.keys)
-            left = [each for key, each in flights.items() if key not in granted]
-            await self._part(left, want)
+            await self._part(
+                [each for each in flights if each.key not in granted], want
+            )
 
     async def _part(self, flights: Sequence[Flight], want: Want) -> None:
         """End those of one size that got no slot, but not what others write, or may have one."""
@@ -302,14 +315,14 @@ class Flights:
         try:
             found = await self._slab.look(keys, nbytes, want.tenant)
         except StoreUnavailableError:
-            self._end_all(flights, Reason.UNAVAILABLE)
+            self._register.end(flights, Reason.UNAVAILABLE)
             return
         async for some in Parts(zip(flights, found, strict=True)):
             for flight, left in some:
                 if left is Left.THERE:
-                    self._register.end(flight, Reason.STORED)
+                    self._register.end([flight], Reason.STORED)
                 elif left is Left.FULL:
-                    self._register.end(flight, Reason.STORE_FULL)
+                    self._register.end([flight], Reason.STORE_FULL)
                 else:  # the same tier is asked again
                     flight.is_written = left is Left.WRITTEN
                     flight.tiers = tuple(sorted({flight.medium - 1, *flight.tiers}))
@@ -328,17 +341,17 @@ class Flights:
                 await self._part(list(alike), want)
 
     async def _reserve(
-        self, flights: dict[PackedKey, Flight], want: Want
+        self, flights: Sequence[Flight], want: Want
     ) -> WriteLease | None:
         """Take slots; None where there are none, for which each flight has its end."""
-        slab, nbytes = self._slab, next(iter(flights.values())).nbytes
-        reserve = partial(slab.reserve, list(flights), nbytes, want.tenant)
+        slab, keys = self._slab, [flight.key for flight in flights]
+        reserve = partial(slab.reserve, keys, flights[0].nbytes, want.tenant)
         try:
             return await slab.call(reserve)
         except StoreFullError:
-            await self._part(list(flights.values()), want)
+            await self._part(flights, want)
         except StoreUnavailableError:
-            self._end_all(flights.values(), Reason.UNAVAILABLE)
+            self._register.end(flights, Reason.UNAVAILABLE)
         return None
 
     async def _land(
@@ -346,7 +359,7 @@ class Flights:
         number: int,
         lease: WriteLease,
         answers: Sequence[Fetched],
-        flights: dict[PackedKey, Flight],
+        flights: Sequence[Flight],
         want: Want,
     ) -> bool:
         """Bring what got slots to its end; return whether the lease has ended."""
@@ -354,32 +367,32 @@ class Flights:
         forget = self._slab.store.forget
 
         def kept_out() -> list[int]:
-            return [at for at, key in enumerate(lease.keys) if flights[key].is_kept_out]
+            return [at for at, flight in enumerate(flights) if flight.is_kept_out]
 
         try:
             reasons = await self._slab.call(
                 partial(land, lease, answers, keep, kept_out, forget)
             )
         except (LeaseExpiredError, StoreUnavailableError):
-            self._end_all([flights[key] for key in lease.keys], Reason.UNAVAILABLE)
+            self._register.end(flights, Reason.UNAVAILABLE)
             return False
-        for key, reason in zip(lease.keys, reasons, strict=True):
-            flight = flights[key]
+        if not any(reasons):
+            self._register.end(flights, Reason.NONE)
+            return True
+        for flight, reason in zip(flights, reasons, strict=True):
             flight.reason = reason
-            if reason is Reason.ABSENT and not flight.tiers:
-                self._register.end(flight, self._why_absent(key, flight.group.tiers))
-            elif reason not in _OF_TIERS or not flight.tiers:
-                self._register.end(flight, reason)
-        wrong = [
-            key
-            for key, reason in zip(lease.keys, reasons, strict=True)
-            if reason is Reason.CORRUPT
+        ended = [
+            each for each in flights if each.reason not in _OF_TIERS or not each.tiers
         ]
+        whys = [
+            self._why_absent(each.key, each.group.tiers)
+            if each.reason is Reason.ABSENT
+            else each.reason
+            for each in ended
+        ]
+        wrong = [each.key for each in flights if each.reason is Reason.CORRUPT]
+        self._register.end_each(ended, whys)
         if wrong:  # or it would be got again for each request
             self._counts.damaged[number] += len(wrong)
             await self._tiers[number].delete(wrong)
         return True
-
-    def _end_all(self, flights: Iterable[Flight], reason: Reason) -> None:
-        for flight in flights:
-            self._register.end(flight, reason)

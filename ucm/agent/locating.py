@@ -227,9 +227,12 @@ class Looks:
         places: list[int] = []
         has = [(number, one.has) for number, one in self._tiers.items()]
         async for some in Parts(keys):
-            places += [
-                next(number for number, its in has if key in its) for key in some
-            ]
+            first: dict[PackedKey, int] = {}
+            for number, its in reversed(has):
+                first.update(
+                    zip(filter(its.__contains__, some), itertools.repeat(number))
+                )
+            places += map(first.__getitem__, some)
         return places
 
     def _is_awaited(self, key: PackedKey) -> bool:

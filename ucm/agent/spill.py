@@ -178,15 +178,15 @@ class Spiller:
             self.counts.dropped[Reason.EVICTED] += 1
             self._tell_end()
 
-    def brought(self, key: PackedKey) -> None:
-        """Know that a block came from this tier: it need not be asked whether it has it."""
-        if self._leaves(key):
-            self.counts.skipped += 1
+    def brought(self, keys: Sequence[PackedKey]) -> None:
+        """Know that blocks came from this tier: it need not be asked whether it has them."""
+        if self.num_waiting and (left := set(filter(self._leaves, keys))):
+            self.counts.skipped += len(left)
             self._tell_end()
-            return
-        if len(self._brought) >= self._most_waiting:
+            keys = [key for key in keys if key not in left]
+        if len(self._brought) + len(keys) > self._most_waiting:
             self._brought.clear()  # it costs questions, no more
-        self._brought.add(key)
+        self._brought.update(keys[: self._most_waiting])
 
     def refused(self, key: PackedKey) -> bool:
         """Return whether the tier did not take a block, as far as is remembered."""
