@@ -210,8 +210,8 @@ class Agent:
         """Have all folders of these blocks, and what was there counted."""
         while (await backend.stats()).blocks is None:  # noqa: ASYNC110
             await anyio.sleep(0.001)
-        path = backend._share._path  # noqa: SLF001
-        for folder in {os.path.dirname(path(key)) for key in self._blocks.keys}:
+        paths = backend._share._paths(self._blocks.keys)  # noqa: SLF001
+        for folder in set(map(os.path.dirname, paths)):
             os.makedirs(folder, exist_ok=True)
 
     async def close(self) -> None:

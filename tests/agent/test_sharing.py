@@ -2,6 +2,7 @@
 """Fetch: a want of very many blocks shares the agent's loop, and others come and go amid it."""
 
 import asyncio
+from typing import Self
 
 import anyio
 import anyio.lowlevel
@@ -45,7 +46,7 @@ class Asking(Want):
 class Media(list):
     """Counts each block of which it is told."""
 
-    def __iadd__(self, media: list[int]) -> "Media":
+    def __iadd__(self, media: list[int]) -> Self:
         """Take note of some."""
         Counted.num += len(media)
         return super().__iadd__(media)

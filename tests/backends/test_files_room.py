@@ -6,13 +6,12 @@ import math
 import os
 
 import anyio
-import attrs
 import pytest
 
 from tests.backends.test_files import BLOCK, collected, find, open_files, put
 from tests.backends.test_files_ledger import WHOLE, files_of, open_ledger
 from tests.native_kit import by_python  # noqa: F401  a fixture
-from ucm.backends.abc import Verdict
+from ucm.backends.abc import Sealed, Verdict
 from ucm.backends.files import _share, _writing
 from ucm.backends.files._ledger import Ledger, Tally
 from ucm.testing.backend_contract import seal
@@ -169,7 +168,7 @@ class TestRoom:
         backend = await open_files(tmp_path / "share", capacity=1 << 40)
         await collected(backend)
         small = seal(KEYS[0])
-        large = attrs.evolve(small, key=KEYS[1], data=_Long(b""))
+        large = Sealed(KEYS[1], _Long(b""), small.checksum)
         assert [Verdict.FULL, Verdict.DONE] == await backend.put([large, small])
         await backend.aclose()
 

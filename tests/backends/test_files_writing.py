@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
 from tests.backends.test_files import KEYS, collected, find, open_files, put
@@ -198,7 +199,7 @@ class TestWriting:
         for at, which in ((0, 0), (2, 0), (3, -1)):
             damaged = bytearray(given[at].data)
             damaged[which] ^= 1
-            given[at] = given[at]._replace(data=memoryview(damaged))
+            given[at] = replace(given[at], data=memoryview(damaged))
         wanted = [DAMAGED, 0, DAMAGED, DAMAGED]
         assert wanted == writer.write(given, Gate())
         assert [not told for told in wanted] == [

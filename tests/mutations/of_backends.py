@@ -56,8 +56,8 @@ BACKENDS = (
         name="value_of_another_key_opened",
         why="An engine computes with another prompt's block, if its checksum is not looked at.",
         file=_ENVELOPE,
-        find="header == claimed",
-        replace="cls.decode(header)",
+        find="header == its",
+        replace="Envelope.decode(header)",
         killers=(f"{_VALUE}::test_other_value_leaves_the_target_alone",),
     ),
     Mutant(
@@ -216,8 +216,8 @@ BACKENDS = (
         name="writers_share_a_temporary_file",
         why="Two machines write one file at once, and what they leave is of both (X-02).",
         file=_SHARE,
-        find="names = os.fsencode(self.temporary()), ",
-        replace='names = os.fsencode(f"{self._writing}/{block.key.hex()}.writing"), ',
+        find='[b"%b.%d" % (temporary, number) for number in numbers]',
+        replace='[os.fsencode(f"{self._writing}/{key.hex()}.writing") for key in keys]',
         killers=(f"{_SHARED}::test_writers_of_one_key_have_files_of_their_own",),
     ),
     Mutant(

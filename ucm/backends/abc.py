@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import attrs
+import msgspec
 
 from ucm.blocks import PackedKey
 from ucm.seals import block_checksum
@@ -73,8 +74,7 @@ class Verdict(enum.StrEnum):
     """As of ``Presence``, or that server takes nothing; a breaker tells ``UNAVAILABLE``."""
 
 
-@attrs.frozen(eq=False)
-class Sealed:
+class Sealed(msgspec.Struct, frozen=True, eq=False):
     """
     One block to be put.
 

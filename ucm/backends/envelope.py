@@ -18,7 +18,11 @@ The header says of which block the bytes claim to be; whether they are, only the
 says.
 """
 
+import itertools
+import operator
 import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import attrs
 from xxhash import xxh3_64_intdigest
@@ -33,15 +37,20 @@ __all__ = [
     "LEAST_CAPACITY",
     "MAX_KEY_BYTES",
     "Envelope",
+    "headers_of",
+    "judged",
 ]
 
 ENVELOPE_VERSION = 1
 _FIELDS = struct.Struct(">4sBBHQQ96s")
 _CHECK = struct.Struct(">Q")
-_CHECKSUM_AT = 16
+_CHECKSUMS = struct.Struct(">16xQ104x")
+"""Of a header that alone."""
 _MAGIC = b"UCMB"
 HEADER_BYTES = _FIELDS.size + _CHECK.size
 MAX_KEY_BYTES = 96
+_FETCHED: Callable[[Iterable[object]], Fetched] = partial(tuple.__new__, Fetched)
+"""Makes one with no line of Python, as its own way does."""
 LEAST_CAPACITY = HEADER_BYTES + 4096
 """Of a tier: no slot of a slab has less than a page."""
 GARBAGE = Fetched(Verdict.GARBAGE)
@@ -64,7 +73,8 @@ class Envelope:
 
     def encode(self) -> bytes:
         """Return the header's bytes."""
-        return _encode(self.key, self.nbytes, self.checksum)
+        (header,) = headers_of([self.key], [self.nbytes], [self.checksum])
+        return header
 
     @classmethod
     def decode(cls, header: bytes | memoryview) -> "Envelope | None":
@@ -92,9 +102,8 @@ class Envelope:
         """Return what became of a block of which the header and *nbytes* bytes came; see ``Fetched``."""
         if len(header) != HEADER_BYTES:
             return GARBAGE
-        (checksum,) = _CHECK.unpack_from(header, _CHECKSUM_AT)
-        claimed = _encode(key, nbytes, checksum)  # no other header would do
-        return Fetched(Verdict.DONE, checksum, digest) if header == claimed else GARBAGE
+        (told,) = judged([bytes(header)], [key], [nbytes], [digest])
+        return told
 
     @classmethod
     def open(
@@ -110,10 +119,37 @@ class Envelope:
         return judged
 
 
-def _encode(key: PackedKey, nbytes: int, checksum: int) -> bytes:
-    if not 1 <= len(key) <= MAX_KEY_BYTES:
-        raise ValueError(f"a key of {len(key)} bytes, not 1 to {MAX_KEY_BYTES}")
-    fields = _FIELDS.pack(
-        *(_MAGIC, ENVELOPE_VERSION, len(key), 0), *(nbytes, checksum, key)
-    )
-    return fields + _CHECK.pack(xxh3_64_intdigest(fields))
+def headers_of(
+    keys: Sequence[PackedKey], sizes: Sequence[int], checksums: Sequence[int]
+) -> list[bytes]:
+    """
+    Return the header of each block; no line of Python is for one of them alone.
+
+    Raises:
+        ValueError: A key is too long, or has no bytes; a bug of the caller.
+    """
+    lengths = list(map(len, keys))
+    if lengths and not 1 <= min(lengths) <= max(lengths) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key of none of 1 to {MAX_KEY_BYTES} bytes: {lengths}")
+    magic, version, zero = map(itertools.repeat, (_MAGIC, ENVELOPE_VERSION, 0))
+    told = magic, version, lengths, zero, sizes, checksums, keys
+    fields = list(map(_FIELDS.pack, *told))
+    checks = map(_CHECK.pack, map(xxh3_64_intdigest, fields))
+    return list(map(operator.add, fields, checks))
+
+
+def judged(
+    headers: Sequence[bytes],
+    keys: Sequence[PackedKey],
+    sizes: Sequence[int],
+    digests: Sequence[int | None],
+) -> list[Fetched]:
+    """Do as ``Envelope.judge`` for many blocks, whose headers are whole."""
+    fields = b"".join(headers)
+    checksums = [checksum for (checksum,) in _CHECKSUMS.iter_unpack(fields)]
+    claimed = headers_of(keys, sizes, checksums)  # no other header would do
+    done = map(_FETCHED, zip(itertools.repeat(Verdict.DONE), checksums, digests))
+    return [
+        each if header == its else GARBAGE
+        for each, header, its in zip(done, headers, claimed, strict=True)
+    ]

@@ -8,12 +8,12 @@ all of them hang, calls answer at once that they have no answer (X-14).
 """
 
 import contextlib
+import itertools
 import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -211,7 +211,7 @@ class FilesBackend(Backend):
 
         if self._can_ask():
             await self._crew.run(parts, look, told, leave=True)
-        return list(chain.from_iterable(told))
+        return list(itertools.chain.from_iterable(told))
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
@@ -225,7 +225,7 @@ class FilesBackend(Backend):
 
         if self._can_ask():
             await self._crew.run(parts, read, told, leave=True)
-        return list(chain.from_iterable(told))
+        return list(itertools.chain.from_iterable(told))
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write each to a file, for as long as there is room."""
@@ -238,8 +238,8 @@ class FilesBackend(Backend):
             first = await self.put(blocks[:middle])
             return first + await self.put(blocks[middle:])
         most = self.capabilities.max_block_bytes
-        fitting = [block for block in blocks if len(block.data) <= most]
-        if len(fitting) < len(blocks):
+        if max(sizes) > HEADER_BYTES + most:
+            fitting = [block for block in blocks if len(block.data) <= most]
             ends = iter(await self.put(fitting))
             return [
                 next(ends) if len(block.data) <= most else Verdict.FULL
@@ -274,7 +274,7 @@ class FilesBackend(Backend):
             refused = self._share.take_refused()
             if refused and self._is_open:
                 self._room.refused(refused)
-        return list(chain.from_iterable(told))
+        return list(itertools.chain.from_iterable(told))
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove each file."""
@@ -307,9 +307,6 @@ class FilesBackend(Backend):
     def _write(self, done: _Done, blocks: Sequence[Sealed]) -> list[Verdict]:
         sizes = [HEADER_BYTES + len(block.data) for block in blocks]
         verdicts = self._share.write(blocks, self._crew.gate)
-        done.add(
-            nbytes
-            for nbytes, verdict in zip(sizes, verdicts, strict=True)
-            if verdict is Verdict.DONE
-        )
+        are_done = [verdict is Verdict.DONE for verdict in verdicts]
+        done.add(itertools.compress(sizes, are_done))
         return verdicts

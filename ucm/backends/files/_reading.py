@@ -14,12 +14,14 @@ Threading: on many threads at once; all of it may hang.
 import contextlib
 import ctypes
 import errno
+import itertools
 import os
 import stat
 import threading
-from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 
 from ucm import native, xxh3
@@ -33,7 +35,7 @@ __all__ = [
     "Came",
     "PlainReader",
     "Reader",
-    "address_of_bytes",
+    "addresses_of",
     "find_reader",
     "names_of",
 ]
@@ -47,7 +49,7 @@ _PIECE_BYTES: Final = 1 << 18
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Asked(NamedTuple):
+class Asked(msgspec.Struct, frozen=True, eq=False):
     """
     A file, where what is behind its header goes, and whether it is given the present time.
 
@@ -60,7 +62,7 @@ class Asked(NamedTuple):
     seed: int
 
 
-class Came(NamedTuple):
+class Came(msgspec.Struct, frozen=True):
     """
     The number of an error, or 0 and the header; the target has what is behind it, then.
 
@@ -160,28 +162,26 @@ class _NativeReader:
 
     def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
         """Read all by one call."""
-        count = len(asked)
+        count, targets = len(asked), [each.target for each in asked]
         headers = bytearray(count * HEADER_BYTES)
         errors = (ctypes.c_int * count)()
         digests = (ctypes.c_uint64 * count)()
         piece = self._memory.get(_PIECE_BYTES)
         self._library.read_files(
             names_of([each.path for each in asked]),
-            bytes(each.is_marked for each in asked),
+            bytes([each.is_marked for each in asked]),
             *(count, (_BYTE * len(headers)).from_buffer(headers), HEADER_BYTES),
-            (ctypes.c_void_p * count)(*[_address(each.target) for each in asked]),
-            (ctypes.c_size_t * count)(*[len(each.target) for each in asked]),
-            *(_address(piece), len(piece), gate.words, self._digester),
+            (ctypes.c_void_p * count)(*_addresses(targets)),
+            (ctypes.c_size_t * count)(*map(len, targets)),
+            *(*_addresses([piece]), len(piece), gate.words, self._digester),
             (ctypes.c_uint64 * count)(*[each.seed for each in asked]),
             *(digests, errors),
         )
         told = [None] * count if self._digester is None else digests
-        ends = range(HEADER_BYTES, len(headers) + 1, HEADER_BYTES)
+        whole, places = bytes(headers), range(0, len(headers), HEADER_BYTES)
         return [
-            Came(error)
-            if error
-            else Came(0, bytes(headers[end - HEADER_BYTES : end]), digest)
-            for error, digest, end in zip(errors, told, ends, strict=True)
+            Came(error) if error else Came(0, whole[at : at + HEADER_BYTES], digest)
+            for error, digest, at in zip(errors, told, places, strict=True)
         ]
 
     def find(self, paths: Sequence[bytes]) -> list[int]:
@@ -203,14 +203,15 @@ def names_of(paths: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
     return (ctypes.c_char_p * len(paths))(*paths)
 
 
-def address_of_bytes(memory: memoryview) -> int:
-    """Return where memory begins, of which there is some."""
-    return native.address_of(np.frombuffer(memory, np.uint8))
+def addresses_of(memory: Iterable[memoryview]) -> list[int]:
+    """Return where pieces of memory begin, of which there is some."""
+    arrays = map(np.frombuffer, memory, itertools.repeat(np.uint8))
+    return [each.__array_interface__["data"][0] for each in arrays]
 
 
-def _address(memory: memoryview) -> int:
-    """Return where memory begins that is written to, of which there is some; no array is made for that."""
-    return ctypes.addressof(_BYTE.from_buffer(memory))
+def _addresses(memory: Iterable[memoryview]) -> Iterable[int]:
+    """Return where memory begins that is written to; no array is made for that."""
+    return map(ctypes.addressof, map(_BYTE.from_buffer, memory))
 
 
 def _find(path: bytes) -> int:

@@ -37,7 +37,7 @@ from ucm import native
 from ucm.backends._gate import Gate
 from ucm.backends._places import claim, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
-from ucm.backends.envelope import GARBAGE, Envelope
+from ucm.backends.envelope import GARBAGE, headers_of, judged
 from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.backends.files._walk import AWAY, Walk, entries_of
 from ucm.backends.files._writing import DAMAGED, NEW, Given, find_writer, write_whole
@@ -158,7 +158,7 @@ class Share:
 
     def look(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Return whether blocks are there."""
-        errors = self._reader.find(list(map(self._path, keys)))
+        errors = self._reader.find(self._paths(keys))
         told = {} if self._is_gone(errors) else _PRESENCES
         return [told.get(error, Presence.UNKNOWN) for error in errors]
 
@@ -166,20 +166,23 @@ class Share:
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview], gate: Gate
     ) -> list[Fetched]:
         """Read blocks into targets of their length, while *gate* is open."""
-        asked = [
-            Asked(self._path(key), target, self._is_due(key), seed)
-            for key, target, seed in zip(
-                keys, targets, checksum_seeds(keys), strict=True
-            )
+        given = self._paths(keys), targets, self._are_due(keys), checksum_seeds(keys)
+        answers = self._reader.read(list(map(Asked, *given)), gate)
+        errors = [came.error for came in answers]
+        told = {} if self._is_gone(errors) else _NOT_READ
+        done = [at for at, error in enumerate(errors) if not error]
+        ends = judged(
+            [answers[at].header for at in done],
+            [keys[at] for at in done],
+            list(map(len, [targets[at] for at in done])),
+            [answers[at].digest for at in done],
+        )
+        fetched = [
+            told.get(error, _UNAVAILABLE) if error else GARBAGE for error in errors
         ]
-        answers = self._reader.read(asked, gate)
-        told = {} if self._is_gone([came.error for came in answers]) else _NOT_READ
-        return [
-            Envelope.judge(came.header, key, len(target), came.digest)
-            if not came.error
-            else told.get(came.error, _UNAVAILABLE)
-            for came, key, target in zip(answers, keys, targets, strict=True)
-        ]
+        for at, end in zip(done, ends, strict=True):
+            fetched[at] = end
+        return fetched
 
     def write(self, blocks: Sequence[Sealed], gate: Gate) -> list[Verdict]:
         """
@@ -187,22 +190,27 @@ class Share:
 
         What is written when it is left gets no name: the bytes may be another block's by then.
         """
-        seeds = checksum_seeds([block.key for block in blocks])
-        errors = self._writer.write(list(map(self._give, blocks, seeds)), gate)
-        for error, block in zip(errors, blocks, strict=True):
-            if error in _SHORT:
-                self._refused.append(len(block.data))
-        return [_WRITTEN.get(error, Verdict.UNAVAILABLE) for error in errors]
-
-    def _give(self, block: Sealed, seed: int) -> Given:
-        header = Envelope(block.key, len(block.data), block.checksum).encode()
-        names = os.fsencode(self.temporary()), self._path(block.key)
-        return Given(*names, header, block.data, seed, block.checksum)
+        keys, data = [each.key for each in blocks], [each.data for each in blocks]
+        sizes, checksums = list(map(len, data)), [each.checksum for each in blocks]
+        temporary = os.fsencode(f"{self._writing}/{self._me}")
+        numbers = itertools.islice(_NUMBERS, len(keys))
+        given = map(
+            Given,
+            [b"%b.%d" % (temporary, number) for number in numbers],
+            self._paths(keys),
+            headers_of(keys, sizes, checksums),
+            *(data, checksum_seeds(keys), checksums),
+        )
+        errors = self._writer.write(list(given), gate)
+        if not _SHORT.isdisjoint(errors):
+            are_short = [error in _SHORT for error in errors]
+            self._refused.extend(itertools.compress(sizes, are_short))
+        return list(map(_WRITTEN.get, errors, itertools.repeat(Verdict.UNAVAILABLE)))
 
     def remove(self, key: PackedKey) -> Verdict:
         """Remove a block."""
         try:
-            os.unlink(self._path(key))
+            os.unlink(*self._paths([key]))
         except FileNotFoundError as exc:
             return Verdict.UNAVAILABLE if self._is_gone([exc.errno]) else Verdict.ABSENT
         except OSError:
@@ -328,21 +336,21 @@ class Share:
         """Return a name that nothing else ever had."""
         return f"{self._me}.{next(_NUMBERS)}"
 
-    def _is_due(self, key: PackedKey) -> bool:
-        """Return whether a file is to be marked as used: this process has not done so lately."""
+    def _are_due(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Return which files are to be marked as used: this process has not done so lately."""
         now = time.monotonic()
-        if now - self._marked.get(key, -math.inf) < self._touch_s:
-            return False
+        marked = map(self._marked.get, keys, itertools.repeat(-math.inf))
+        are_due = [now - at >= self._touch_s for at in marked]
         if len(self._marked) >= _MOST_MARKED:
             self._marked.clear()
-        self._marked[key] = now
-        return True
+        self._marked.update(dict.fromkeys(itertools.compress(keys, are_due), now))
+        return are_due
 
-    def _path(self, key: PackedKey) -> bytes:
-        """Return where a block lies; what spreads blocks is not what attackers choose."""
-        spread = xxh3_64_hexdigest(key)
-        name = f"{spread[:2]}/{spread[2:4]}/{key.hex()}"
-        return b"%b/%b" % (self._prefix, name.encode())
+    def _paths(self, keys: Sequence[PackedKey]) -> list[bytes]:
+        """Return where blocks lie; what spreads them is not what attackers choose."""
+        named = zip(map(xxh3_64_hexdigest, keys), map(bytes.hex, keys), strict=True)
+        names = [f"{spread[:2]}/{spread[2:4]}/{name}" for spread, name in named]
+        return [b"%b/%b" % (self._prefix, name) for name in map(str.encode, names)]
 
 
 def _identity(pid: int) -> str:

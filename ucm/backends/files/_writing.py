@@ -20,8 +20,9 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
+import msgspec
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
@@ -29,7 +30,7 @@ from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends._places import give_name
 from ucm.backends.envelope import HEADER_BYTES
-from ucm.backends.files._reading import LEFT, WRONG, address_of_bytes, names_of
+from ucm.backends.files._reading import LEFT, WRONG, addresses_of, names_of
 
 __all__ = [
     "DAMAGED",
@@ -49,7 +50,7 @@ DAMAGED: Final = -3
 """In place of a system's error: the bytes are not those of the checksum."""
 
 
-class Given(NamedTuple):
+class Given(msgspec.Struct, frozen=True, eq=False):
     """
     A file's names, at first and at last, and its bytes; two folders may have to be made.
 
@@ -155,14 +156,14 @@ class _NativeWriter:
 
     def write(self, given: Sequence[Given], gate: Gate) -> list[int]:
         """Write all by one call."""
-        count = len(given)
-        headers = np.frombuffer(b"".join(each.header for each in given), np.uint8)
+        count, data = len(given), [each.data for each in given]
+        headers = np.frombuffer(b"".join([each.header for each in given]), np.uint8)
         errors = (ctypes.c_int * count)()
         self._library.write_files(
-            names_of([name for each in given for name in each[:2]]),
+            names_of([name for each in given for name in (each.temporary, each.path)]),
             *(count, headers.ctypes.data, HEADER_BYTES),
-            (ctypes.c_void_p * count)(*[address_of_bytes(each.data) for each in given]),
-            (ctypes.c_size_t * count)(*[len(each.data) for each in given]),
+            (ctypes.c_void_p * count)(*addresses_of(data)),
+            (ctypes.c_size_t * count)(*map(len, data)),
             *(gate.words, self._digester),
             (ctypes.c_uint64 * count)(*[each.seed for each in given]),
             (ctypes.c_uint64 * count)(*[each.checksum for each in given]),
