@@ -13,6 +13,7 @@ from ucm.agent import client as client_module
 from ucm.agent import connection
 from ucm.agent.client import Answer
 from ucm.agent.protocol import MOST_KEYS, Done, Drop, Forget
+from ucm.stores.abc import Change
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys
 from ucm.tracing import AGENT_LOST
 
@@ -85,7 +86,7 @@ class TestConnection:
             pipe.say(HELLO, Forget(0, MANY[:1]), Forget(3, MANY, 5.0))
             told = [await pipe.hear(), await pipe.hear()]
             core.spillers[0]._backend.inner.inner.does.delay = 9.0
-            core.spillers[0].offer(MANY[0], BLOCK_BYTES)
+            core.spillers[0].offer([Change(MANY[0], BLOCK_BYTES)])
             while not core.spillers[0].num_moving:
                 await anyio.lowlevel.checkpoint()
             pipe.say(Forget(4, MANY, 0.0))

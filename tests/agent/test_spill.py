@@ -20,6 +20,7 @@ from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.memory import Shelf
 from ucm.errors import StoreUnavailableError
 from ucm.reasons import Reason
+from ucm.stores.abc import Change
 from ucm.stores.wrap import WrapperStore
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, payload, save
 
@@ -91,7 +92,7 @@ class TestSpill:
         spiller = Spiller(slab, guarded(Unruly()), inline, 30)
         before = len(asked)
         for key in KEYS:
-            spiller.offer(key, BLOCK_BYTES)
+            spiller.offer([Change(key, BLOCK_BYTES)])
         assert (30, before) == (spiller.num_waiting, len(asked))
 
     def test_every_lease_is_ended(self, tmp_path) -> None:
@@ -131,7 +132,7 @@ class TestSpill:
             store = Silent(slab)
             async with open_core(store, Unruly()) as core:
                 for key in KEYS[:3]:
-                    core.spillers[0].offer(key, BLOCK_BYTES)
+                    core.spillers[0].offer([Change(key, BLOCK_BYTES)])
                 store.is_silent = True
                 await core.drain()
                 return core.spillers[0].counts
@@ -191,11 +192,11 @@ class TestSpill:
     def test_block_is_offered_before_it_is_known_to_have_come(self, slab) -> None:
         """R-55: whichever is told first, the block has one end."""
         spiller = Spiller(slab, guarded(Unruly()), inline, 3)
-        spiller.offer(KEYS[0], BLOCK_BYTES)
+        spiller.offer([Change(KEYS[0], BLOCK_BYTES)])
         spiller.brought([KEYS[0]])
         for key in KEYS[1:3]:
             spiller.brought([key])
-            spiller.offer(key, BLOCK_BYTES)
+            spiller.offer([Change(key, BLOCK_BYTES)])
         assert (3, 3) == (spiller.counts.offered, spiller.counts.skipped)
         assert (0, 3) == (spiller.num_waiting, ends(spiller))
 
@@ -204,11 +205,11 @@ class TestSpill:
         them are remembered than the backlog may have."""
         spiller = Spiller(slab, guarded(Unruly()), inline, 3)
         spiller.brought([KEYS[0]])
-        spiller.withdraw(KEYS[0])
-        spiller.offer(KEYS[0], BLOCK_BYTES)
+        spiller.withdraw([KEYS[0]])
+        spiller.offer([Change(KEYS[0], BLOCK_BYTES)])
         for key in KEYS[1:5]:
             spiller.brought([key])
-        spiller.offer(KEYS[1], BLOCK_BYTES)
+        spiller.offer([Change(KEYS[1], BLOCK_BYTES)])
         assert (2, 0) == (spiller.num_waiting, spiller.counts.skipped)
 
     def test_backlog_is_bounded_and_conserved(self, slab) -> None:
@@ -327,10 +328,10 @@ class TestSpill:
         backend = Unruly()
         backend.does.hangs = True
         spiller = Spiller(slab, guarded(backend), inline, 10)
-        spiller.offer(KEYS[0], BLOCK_BYTES)
-        spiller.offer(KEYS[0], BLOCK_BYTES)
-        spiller.withdraw(KEYS[0])
-        spiller.withdraw(KEYS[1])
+        spiller.offer([Change(KEYS[0], BLOCK_BYTES)])
+        spiller.offer([Change(KEYS[0], BLOCK_BYTES)])
+        spiller.withdraw([KEYS[0]])
+        spiller.withdraw([KEYS[1]])
         assert (1, {Reason.EVICTED: 1}) == (
             spiller.counts.offered,
             spiller.counts.dropped,

@@ -11,6 +11,7 @@ from ucm.backends.abc import Presence, Verdict
 from ucm.backends.memory import MemoryBackend
 from ucm.blocks import PackedKey
 from ucm.reasons import Reason
+from ucm.stores.abc import Change
 from ucm.testing.store_blocks import make_keys, save
 
 KEYS = make_keys(30)
@@ -213,7 +214,7 @@ def test_block_that_waits_on_leaves_with_the_slab_or_comes_from_the_tier(slab) -
                 save(slab, [key])
                 await core._take_changes()
                 await anyio.sleep(20.0)
-            spiller.offer(KEYS[2], 1)
+            spiller.offer([Change(KEYS[2], 1)])
             waiting = spiller.counts.offered, spiller.num_waiting
             slab.forget([KEYS[2]])
             await core._take_changes()

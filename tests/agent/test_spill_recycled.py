@@ -17,6 +17,7 @@ from ucm.agent.spill import SpillCounts, Spiller
 from ucm.backends.abc import Verdict
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.reasons import Reason
+from ucm.stores.abc import Change
 from ucm.stores.wrap import WrapperStore
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, payload, save
 
@@ -34,7 +35,7 @@ def spilled(store, backend: Unruly, num_blocks: int = 1) -> SpillCounts:
     async def spill():
         spiller = Spiller(store, guarded(backend), inline, 10)
         for key in KEYS[:num_blocks]:
-            spiller.offer(key, BLOCK_BYTES)
+            spiller.offer([Change(key, BLOCK_BYTES)])
         await spiller._spill(spiller._take())
         return spiller.counts
 
@@ -205,7 +206,7 @@ class TestRecycled:
             async def spill():
                 spiller = Spiller(slab, guarded(backend), inline, 10)
                 for key in KEYS[:8]:
-                    spiller.offer(key, BLOCK_BYTES)
+                    spiller.offer([Change(key, BLOCK_BYTES)])
                 while not spiller.is_idle:
                     await spiller._spill(spiller._take())
                 return spiller.counts

@@ -215,8 +215,8 @@ BENCH = (
         name="tier_asked_for_each_block",
         why="Each block that is saved costs the agent three wrappers' answers.",
         file="ucm/agent/spill.py",
-        find="        elif nbytes > self._can.max_block_bytes:",
-        replace="        elif nbytes > self._backend.capabilities.max_block_bytes:",
+        find="        elif each.nbytes > self._can.max_block_bytes:",
+        replace="        elif each.nbytes > self._backend.capabilities.max_block_bytes:",
         killers=(f"{_SPILLS}::test_block_that_is_offered_costs_no_question",),
     ),
 )

@@ -381,8 +381,8 @@ CUT = (
         name="large_block_answers_for_all",
         why="Whoever puts a block that is too large among others has too few answers.",
         file="ucm/backends/files/_backend.py",
-        find="        if max(sizes) > HEADER_BYTES + most:\n",
-        replace="        if min(sizes) > HEADER_BYTES + most:\n",
+        find="                for block in blocks\n",
+        replace="                for block in fitting\n",
         killers=(f"{_ROOM}::test_block_that_is_too_large_is_so_alone",),
     ),
 )

@@ -176,8 +176,8 @@ FAULTS = (
         name="blocks_that_wait_on_keep_their_room",
         why="Blocks that no server takes have all of the backlog in time, and the others none.",
         file=_SPILL,
-        find="        else:\n            if not self._waiting.is_full and ",
-        replace="        elif self.num_waiting >= self._most_waiting:\n            self.counts.dropped[Reason.QUEUE_BYTES] += 1\n        else:\n            if ",
+        find="                del self._again[next(iter(self._again))]\n",
+        replace="                self.counts.dropped[Reason.QUEUE_BYTES] += 1\n                continue\n",
         killers=(
             f"{_AGAIN}::test_blocks_that_a_tier_never_takes_keep_no_other_from_it",
         ),
@@ -186,8 +186,8 @@ FAULTS = (
         name="block_that_waits_on_wakes_nobody",
         why="Behind a pause a tier is given one batch at a time, until nothing waits.",
         file=_SPILL,
-        find="            if not self._waiting:  # else nobody waits for it\n",
-        replace="            if not self.num_waiting:\n",
+        find="        if taken and not self._waiting:  # else",
+        replace="        if taken and not self.num_waiting:  # else",
         killers=(
             f"{_AGAIN}::test_tier_that_takes_blocks_again_is_given_several_batches_at_a_time",
         ),
@@ -289,8 +289,8 @@ FAULTS = (
         name="block_of_two_calls_ends_once",
         why="Blocks that a tier gave no answer for are neither dropped nor waiting.",
         file=_SPILL,
-        find="if not (key in self._waiting or key in self._again)",
-        replace="if key not in self._waiting",
+        find="if not (key in waiting or key in self._again)",
+        replace="if key not in waiting",
         killers=(
             f"{_AGAIN}::test_block_of_two_calls_without_an_answer_has_an_end_for_each",
         ),

@@ -145,8 +145,8 @@ PACKED = (
         name="brought_for_ever",
         why="A block that was evicted from tier and slab is never spilled again.",
         file=_SPILL,
-        find="        self._brought.discard(key)\n        if self._leaves",
-        replace="        if self._leaves",
+        find="        self._brought.difference_update(keys)\n",
+        replace="",
         killers=(f"{_SPILLS}::test_what_came_and_has_gone_is_offered_again",),
     ),
     Mutant(

@@ -54,14 +54,15 @@ class Admitter:
     """
 
     def __init__(self, rule: Admission, most_keys: int = _MOST_KEYS) -> None:
-        self._rule = rule
+        self.takes_all = rule is Admission.ALL
+        """Nothing is ever refused, and nobody need ask of any block."""
         self._most_keys = most_keys
         self._is_gone: dict[PackedKey, bool] = {}
         """By block that was not taken, whether the slab has lost it since."""
 
     def admits(self, key: PackedKey) -> bool:
         """Return whether a block that is stored is taken; one that is not is remembered."""
-        if self._rule is Admission.ALL:
+        if self.takes_all:
             return True
         if self._is_gone.get(key, False):
             del self._is_gone[key]

@@ -22,7 +22,6 @@ __all__ = [
     "Parts",
     "ThreadCalls",
     "blocks_per_call",
-    "in_turns",
     "share_of_call",
 ]
 
@@ -74,13 +73,6 @@ class Parts(Generic[_T]):
         if not some:
             raise StopAsyncIteration
         return some
-
-
-async def in_turns(do: Callable[[_T], object], items: Iterable[_T]) -> None:
-    """Call *do* with each of *items*; between some of them others have their turn."""
-    async for some in Parts(items):
-        for item in some:
-            do(item)
 
 
 class Blocking(Protocol):

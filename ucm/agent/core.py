@@ -11,9 +11,11 @@ Threading: all of it runs on one loop; the slab's verbs are called on a few thre
 """
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Final
 
 import anyio
@@ -35,6 +37,7 @@ from ucm.stores.abc import Cursor, Store
 
 __all__ = ["AgentCore", "Forgetting"]
 
+_FIRST: Final = itemgetter(0)
 _POLL_S: Final = 0.05
 _MOST_FAILED: Final = 10
 """Looks at the changes of a slab in a row; who cannot look so often has lost it."""
@@ -227,12 +230,15 @@ class AgentCore:
                 found = await self._call(lambda: self._store.changes(self._cursor))
                 self._cursor, is_all = found.cursor, found.is_all
                 num_begun += found.begins
-                for change in found.told:
+                is_there = [bool(change.nbytes) for change in found.told]
+                kinds = zip(is_there, found.told, strict=True)
+                for is_stored, alike in itertools.groupby(kinds, _FIRST):
+                    changes = [change for _, change in alike]
                     for spiller in self.spillers:
-                        if change.nbytes:
-                            spiller.offer(change.key, change.nbytes, change.tenant)
+                        if is_stored:
+                            spiller.offer(changes)
                         else:
-                            spiller.withdraw(change.key)
+                            spiller.withdraw([change.key for change in changes])
 
 
 def _has_much(spiller: Spiller) -> bool:

@@ -24,24 +24,24 @@ later is read in the slab before, which has it no more. Each such block has one 
 
 import contextlib
 import itertools
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import anyio
 import attrs
 
 from ucm.agent.admission import Admission, Admitter
-from ucm.agent.backlog import Backlog
-from ucm.agent.calls import Blocking, blocks_per_call, in_turns
+from ucm.agent.backlog import Backlog, SpillCounts
+from ucm.agent.calls import Blocking, Parts, blocks_per_call
 from ucm.agent.looking import look_before_put
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.wrap import BreakerBackend
 from ucm.blocks import PackedKey
 from ucm.errors import BlockCorruptError, BlockNotFoundError, StoreUnavailableError
 from ucm.reasons import Reason
-from ucm.stores.abc import ReadLease, Store
+from ucm.stores.abc import Change, ReadLease, Store
 
 __all__ = ["SpillCounts", "Spiller"]
 
@@ -49,24 +49,8 @@ _SHORTEST_S: Final = 0.001
 """Less than a loop's clock can tell apart would be no wait at all."""
 _LATER_S: Final = 10.0
 """So much behind a while in which a tier was not asked it is asked for what waits on."""
+_TENANT: Final = attrgetter("tenant")
 _WHY: Final = {Verdict.FULL: Reason.STORE_FULL, Verdict.GARBAGE: Reason.CORRUPT}
-
-
-@attrs.define
-class SpillCounts:
-    """What became of the blocks that were offered to one tier; see the module's text."""
-
-    offered: int = 0
-    spilled: int = 0
-    skipped: int = 0
-    """The tier had them."""
-    dropped: Counter[Reason] = attrs.Factory(Counter)
-    nbytes: int = 0
-    """Of what was spilled."""
-    forgotten: int = 0
-    """Blocks that were deleted, as somebody wanted them forgotten."""
-    unforgotten: int = 0
-    """Such that it may still have."""
 
 
 @attrs.frozen(eq=False)
@@ -148,45 +132,61 @@ class Spiller:
             "moving": self.num_moving,
         }
 
-    def offer(self, key: PackedKey, nbytes: int, tenant: int = 0) -> None:
-        """Take a block that was committed into the backlog, if its tenant finds room."""
-        if key in self._waiting or key in self._again:
+    def offer(self, blocks: Iterable[Change]) -> None:
+        """Take blocks that were committed into the backlog, as far as their tenants find room."""
+        waiting, taken = self._waiting.keys(), dict[PackedKey, Change]()
+        for each in blocks:
+            key = each.key
+            if key in waiting or key in self._again or key in taken:
+                continue
+            self.counts.offered += 1
+            if key in self._brought:
+                self._brought.discard(key)
+                self.counts.skipped += 1
+            elif each.nbytes > self._can.max_block_bytes:
+                self.counts.dropped[Reason.STORE_FULL] += 1
+            elif not (self._admitter.takes_all or self._admitter.admits(key)):
+                self.counts.dropped[Reason.ADMISSION] += 1
+            else:
+                taken[key] = each
+        if taken and not self._waiting:  # else nobody waits for it
+            self._offered.set()
+            self._offered = anyio.Event()
+        for tenant, alike in itertools.groupby(taken.values(), _TENANT):
+            self._add({each.key: each.nbytes for each in alike}, tenant)
+
+    def _add(self, sizes: dict[PackedKey, int], tenant: int) -> None:
+        """Have blocks wait, or others make room for them; or drop them."""
+        if self.num_waiting + len(sizes) <= self._most_waiting:
+            self._waiting.extend(sizes, tenant)
             return
-        self.counts.offered += 1
-        if key in self._brought:
-            self._brought.discard(key)
-            self.counts.skipped += 1
-        elif nbytes > self._can.max_block_bytes:
-            self.counts.dropped[Reason.STORE_FULL] += 1
-        elif not self._admitter.admits(key):
-            self.counts.dropped[Reason.ADMISSION] += 1
-        else:
+        for key, nbytes in sizes.items():
             if not self._waiting.is_full and self.num_waiting >= self._most_waiting:
                 del self._again[next(iter(self._again))]
                 self.counts.dropped[Reason.UNAVAILABLE] += 1
-            if not self._waiting:  # else nobody waits for it
-                self._offered.set()
-                self._offered = anyio.Event()
             if self._waiting.add(key, nbytes, tenant) is not None:
                 self.counts.dropped[Reason.QUEUE_BYTES] += 1
 
-    def withdraw(self, key: PackedKey) -> None:
-        """Drop a block that the slab no longer has."""
-        self._admitter.removed(key)
-        self._brought.discard(key)
-        if self._leaves(key):
-            self.counts.dropped[Reason.EVICTED] += 1
+    def withdraw(self, keys: Sequence[PackedKey]) -> None:
+        """Drop blocks that the slab no longer has."""
+        if not self._admitter.takes_all:
+            for key in keys:
+                self._admitter.removed(key)
+        self._brought.difference_update(keys)
+        if self.num_waiting and (num_left := sum(map(self._leaves, keys))):
+            self.counts.dropped[Reason.EVICTED] += num_left
             self._tell_end()
 
     def brought(self, keys: Sequence[PackedKey]) -> None:
         """Know that blocks came from this tier: it need not be asked whether it has them."""
-        if self.num_waiting and (left := set(filter(self._leaves, keys))):
+        left = set(filter(self._leaves, keys)) if self.num_waiting else set()
+        if left:
             self.counts.skipped += len(left)
             self._tell_end()
-            keys = [key for key in keys if key not in left]
         if len(self._brought) + len(keys) > self._most_waiting:
             self._brought.clear()  # it costs questions, no more
         self._brought.update(keys[: self._most_waiting])
+        self._brought -= left
 
     def refused(self, key: PackedKey) -> bool:
         """Return whether the tier did not take a block, as far as is remembered."""
@@ -206,7 +206,8 @@ class Spiller:
         Returns:
             Whether it has none of them any more.
         """
-        await in_turns(self.withdraw, keys)
+        async for part in Parts(keys):
+            self.withdraw(part)
         size, num_left = self._can.batch_blocks, len(keys)
         distinct, under_way = frozenset(keys), list(self._moving.items())
         with anyio.move_on_after(seconds):
@@ -274,27 +275,26 @@ class Spiller:
         largest = max(itertools.islice(waiting.values(), can.batch_blocks))
         most = blocks_per_call(can, largest) if self.is_served else 1
         sizes = dict(itertools.islice(waiting.items(), most))
-        for key in sizes:
-            if not self._waiting.take(key):
+        if waiting is self._again:
+            for key in sizes:
                 del self._again[key]
+        else:
+            self._waiting.take(sizes)
         return sizes
 
     async def _spill(self, sizes: dict[PackedKey, int]) -> None:
         """Bring each block to its end."""
-        keys, absent = list(sizes), list[PackedKey]()
+        keys = list(sizes)
         left = set(keys)
         unanswered: dict[PackedKey, int] = {}
         try:
             told = await look_before_put(self._backend, keys)
-            for key, there in zip(keys, told, strict=True):
-                if there is Presence.ABSENT:
-                    absent.append(key)
-                    continue
-                left.discard(key)
-                if there is Presence.PRESENT:
-                    self.counts.skipped += 1
-                else:
-                    unanswered[key] = sizes[key]
+            answers = list(zip(keys, told, strict=True))
+            absent = [key for key, there in answers if there is Presence.ABSENT]
+            present = {key for key, there in answers if there is Presence.PRESENT}
+            self.counts.skipped += len(present)
+            unanswered |= {key: sizes[key] for key in left.difference(absent, present)}
+            left.intersection_update(absent)
             absent.sort(key=sizes.__getitem__)
             found: list[_Read] = []
             wrong: dict[PackedKey, Reason] = {}
@@ -319,16 +319,16 @@ class Spiller:
         blocks = [block for each in found for block in each.blocks]
         verdicts = await self._backend.put(blocks)
         lost = await self._call(lambda: [one for each in found for one in _lost(each)])
+        left.difference_update([block.key for block in blocks])
         torn = []
         for block, verdict, is_lost in zip(blocks, verdicts, lost, strict=True):
-            left.discard(block.key)
             if is_lost and verdict is not Verdict.PRESENT:
                 if verdict not in _WHY:  # else nothing was stored
                     torn.append(block.key)
                 self.counts.dropped[Reason.RECYCLED] += 1
             elif verdict is Verdict.DONE:
                 self.counts.spilled += 1
-                self.counts.nbytes += len(block.data)
+                self.counts.nbytes += block.data.nbytes
             elif verdict is Verdict.PRESENT:
                 self.counts.skipped += 1
             elif verdict is Verdict.UNAVAILABLE:
@@ -341,11 +341,12 @@ class Spiller:
     def _return(self, unanswered: dict[PackedKey, int]) -> None:
         """Have blocks wait on, behind all others, that tried a tier which is not served; or drop them."""
         waits: dict[PackedKey, int] = {}
+        waiting = self._waiting.keys()
         if unanswered and not self.is_served:
             waits = {
                 key: nbytes
                 for key, nbytes in unanswered.items()
-                if not (key in self._waiting or key in self._again)  # offered meanwhile
+                if not (key in waiting or key in self._again)  # offered meanwhile
             }
             self._again |= waits
         if num_dropped := len(unanswered) - len(waits):
@@ -364,8 +365,7 @@ class Spiller:
                 if not self._can.verifies:
                     _verify(lease)
                 seals = lease.seals(0, len(keys))
-                each = map(lease.slots.block, range(len(keys)))
-                views = [block.data.toreadonly() for block in each]
+                views = list(map(memoryview.toreadonly, lease.slots.views()))
                 lease.recheck()  # or they were not these blocks that were looked at
                 undo.pop_all()
         except (BlockNotFoundError, BlockCorruptError) as exc:

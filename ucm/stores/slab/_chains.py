@@ -10,7 +10,7 @@ numpy: where a single key is all that is asked, it costs a tenth.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -21,7 +21,7 @@ from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
 from ucm.stores.slab._layout import KEY_WORDS, is_used
 
-__all__ = ["NO_SLOT", "Chains", "KeyBatch", "pack_one", "unpack_key"]
+__all__ = ["NO_SLOT", "Chains", "KeyBatch", "pack_one", "unpack_key", "unpack_keys"]
 
 NO_SLOT = -1
 _FEW = 64
@@ -99,8 +99,18 @@ def pack_one(key: PackedKey, seed: int) -> tuple[bytes, int]:
 
 def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:
     """Return the packed key of one ``[KEY_WORDS]`` row; any bytes give some key."""
-    field = np.ascontiguousarray(words).tobytes()
-    return PackedKey(field[: min(field[-1], _MAX_KEY_BYTES)])
+    (key,) = unpack_keys(words[np.newaxis])
+    return key
+
+
+def unpack_keys(words: npt.NDArray[np.uint64]) -> list[PackedKey]:
+    """Return the packed keys of ``[n, KEY_WORDS]``; any bytes give some keys."""
+    fields = np.ascontiguousarray(words).tobytes()
+    last = np.frombuffer(fields, np.uint8)[_KEY_FIELD - 1 :: _KEY_FIELD]
+    sizes = np.minimum(last, _MAX_KEY_BYTES).tolist()
+    starts = range(0, len(fields), _KEY_FIELD)
+    keys = [fields[at : at + n] for at, n in zip(starts, sizes, strict=True)]
+    return cast("list[PackedKey]", keys)
 
 
 class Chains:

@@ -9,13 +9,15 @@ death cannot know what the dead one had written down; it begins a new epoch, and
 list again.
 """
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ucm.stores.abc import Change, Changes, Cursor
-from ucm.stores.slab._chains import KeyBatch, unpack_key
+from ucm.stores.slab._chains import KeyBatch, unpack_keys
 from ucm.stores.slab._layout import COMMITTED, RECORD, Word
 from ucm.stores.slab._tenants import tenants_at
 
@@ -30,6 +32,8 @@ _AT_ONCE = 1024
 """Changes, or slots of a listing, in one answer."""
 _SEQUENCE, _EPOCH = int(Word.CHANGES), int(Word.EPOCH)
 _SIZE = RECORD.itemsize
+_CHANGE: Callable[[Iterable[object]], Change] = partial(tuple.__new__, Change)
+"""Makes one with no line of Python, as its own way does."""
 _STEPS = np.arange(
     _AT_ONCE
 )  # to make them gives the interpreter lock up, amid a change
@@ -133,16 +137,9 @@ def _changes_since(index: "SlotIndex", cursor: Cursor | None) -> Changes:
         records, kinds = index.changes.since(cursor.sequence)
         places = _places_of(index, records, kinds)
         cursor = cursor._replace(sequence=cursor.sequence + len(kinds))
-    told = [
-        Change(unpack_key(key), nbytes if kind == STORED else 0, tenant)
-        for key, nbytes, kind, tenant in zip(
-            records["key"],
-            records["nbytes"].tolist(),
-            kinds.tolist(),
-            tenants_at(places).tolist(),
-            strict=True,
-        )
-    ]
+    sizes = np.where(kinds == STORED, records["nbytes"], 0).tolist()
+    tenants = tenants_at(places).tolist()
+    told = map(_CHANGE, zip(unpack_keys(records["key"]), sizes, tenants, strict=True))
     is_all = (
         cursor.unlisted_from >= index.layout.num_slots and cursor.sequence == newest
     )
