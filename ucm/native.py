@@ -13,13 +13,15 @@ Python; what is done is the same.
 """
 
 import ctypes
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LIBRARY", "Native", "address_of", "find_native"]
+__all__ = ["LIBRARY", "Native", "address_of", "addresses_of", "find_native"]
 
 _VERSION = 12
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
@@ -115,6 +117,12 @@ def address_of(array: npt.NDArray[Any]) -> int:
     """Return where an array begins, at a third of what ``array.ctypes.data`` costs."""
     address: int = array.__array_interface__["data"][0]
     return address
+
+
+def addresses_of(memory: Iterable[memoryview]) -> list[int]:
+    """Return where pieces of memory begin, of which there is some."""
+    arrays = map(np.frombuffer, memory, itertools.repeat(np.uint8))
+    return [each.__array_interface__["data"][0] for each in arrays]
 
 
 def find_native(directory: Path) -> Native | None:

@@ -20,8 +20,8 @@ REST = (
         name="block_to_come_back_written_anew",
         why="A block is in two slots; one is never freed, and outlasts a removal on the drive.",
         file=_DISK,
-        find="[key for key in (slot.key, slot.previous[0]) if key]",
-        replace="[slot.key]",
+        find="[key for slot in slots for key in (slot.key, slot.previous[0]) if key]",
+        replace="[slot.key for slot in slots]",
         killers=(
             f"{_CHANGING}::test_block_is_not_written_anew_while_it_may_come_back",
             f"{_CHANGING}::test_block_that_may_come_back_is_deleted_all_the_same",

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A backend that is watched: of which blocks it is told that they come, and that they go."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -11,7 +12,7 @@ from ucm.blocks import PackedKey
 
 __all__ = ["WatchedBackend"]
 
-_IS_THERE = {
+_IS_THERE: dict[Presence | Verdict, bool] = {
     Presence.PRESENT: True,
     Presence.ABSENT: False,
     Verdict.DONE: True,
@@ -65,7 +66,7 @@ class WatchedBackend(WrapperBackend):
         """Forward, and tell."""
         with self._asking() as meanwhile:
             told = await self.inner.exists(keys)
-        self._conclude(keys, [_IS_THERE.get(each) for each in told], meanwhile)
+        self._conclude(keys, told, meanwhile)
         return told
 
     async def get(
@@ -74,7 +75,7 @@ class WatchedBackend(WrapperBackend):
         """Forward, and tell."""
         with self._asking() as meanwhile:
             told = await self.inner.get(keys, targets)
-        self._conclude(keys, [_IS_THERE.get(each.verdict) for each in told], meanwhile)
+        self._conclude(keys, [each.verdict for each in told], meanwhile)
         return told
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
@@ -82,20 +83,19 @@ class WatchedBackend(WrapperBackend):
         with self._asking() as meanwhile:
             told = await self.inner.put(blocks)
         keys = [block.key for block in blocks]
-        are_there = [_IS_THERE.get(each) for each in told]
-        stored = {
-            key for key, is_there in zip(keys, are_there, strict=True) if is_there
-        }
+        are_there = map(_IS_THERE.get, told)
+        stored = set(itertools.compress(keys, are_there))
         for _, put in self._under_way:
             put.update(stored)
-        self._conclude(keys, are_there, meanwhile)
+        self._conclude(keys, told, meanwhile)
         return told
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Forward, and tell before that: whoever is asked to remove may do it any time."""
         for removed, _ in self._under_way:
             removed.update(keys)
-        self._conclude(keys, [False] * len(keys), _Meanwhile(set(), set()))
+        gone = [Presence.ABSENT] * len(keys)
+        self._conclude(keys, gone, _Meanwhile(set(), set()))
         return await self.inner.delete(keys)
 
     @contextmanager
@@ -113,12 +113,12 @@ class WatchedBackend(WrapperBackend):
     def _conclude(
         self,
         keys: Sequence[PackedKey],
-        are_there: Sequence[bool | None],
+        told: Sequence[Presence | Verdict],
         meanwhile: _Meanwhile,
     ) -> None:
         if self._tell is None:
             return
-        for key, is_there in zip(keys, are_there, strict=True):
+        for key, is_there in zip(keys, map(_IS_THERE.get, told), strict=True):
             is_old = key in (meanwhile.removed if is_there else meanwhile.put)
             if is_there is not None and not is_old:
                 self._tell(key, is_there)

@@ -44,7 +44,8 @@ from ucm.settings import field, read_section, read_size
 __all__ = ["DiskBackend", "DiskSettings"]
 
 _LEAST_CAPACITY = 16 * 3 * PAGE
-_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
+_PRESENT = Verdict.PRESENT
 _BATCHED = 8
 """Blocks of a call for each thread: small ones side by side are one request, so that 64 KB
 cost a third less CPU than with two."""
@@ -185,8 +186,8 @@ class DiskBackend(Backend):
         if not self._is_open:
             return [Presence.UNKNOWN] * len(keys)
         return [
-            Presence.PRESENT if self._slots.find(key) else Presence.ABSENT
-            for key in keys
+            Presence.PRESENT if slot else Presence.ABSENT
+            for slot in self._slots.find_each(keys)
         ]
 
     async def get(
@@ -195,30 +196,27 @@ class DiskBackend(Backend):
         """Read from the drives, all at once."""
         if not self._is_open:
             return [_UNAVAILABLE] * len(keys)
-        got = [Fetched(Verdict.ABSENT)] * len(keys)
-        held: list[tuple[Slot, memoryview]] = []
-        numbers = []
-        for at, (key, target) in enumerate(zip(keys, targets, strict=True)):
-            slot = self._slots.find(key)
-            if slot is None:
-                continue
-            if slot.nbytes != len(target):
-                got[at] = GARBAGE
-                continue
-            self._slots.use(slot)
-            self._slots.hold(slot)
-            held.append((slot, target))
-            numbers.append(at)
+        found = self._slots.find_each(keys)
+        got = [GARBAGE if slot else _ABSENT for slot in found]
+        asked = enumerate(zip(found, targets, map(len, targets), strict=True))
+        numbered = [
+            (at, slot, target)
+            for at, (slot, target, nbytes) in asked
+            if slot is not None and slot.nbytes == nbytes
+        ]
+        held = [(slot, target) for _, slot, target in numbered]
+        slots = [slot for slot, _ in held]
+        self._slots.use(*slots)
+        self._slots.hold(*slots)
         runs = cut_runs(held, self._settings.threads)
         told: list[list[Fetched] | None] = [None] * len(runs)
         try:
             await self._crew.run(runs, self._read, told)
         finally:
             ends = tell_each(runs, told, _UNAVAILABLE)
-            for at, (slot, _), one in zip(numbers, held, ends, strict=True):
-                was_deleted = slot.is_gone and one is GARBAGE
-                got[at] = Fetched(Verdict.ABSENT) if was_deleted else one
-                self._slots.let_go(slot)
+            for (at, slot, _), one in zip(numbered, ends, strict=True):
+                got[at] = _ABSENT if slot.is_gone and one is GARBAGE else one
+            self._slots.let_go(*slots)
         return got
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
@@ -232,36 +230,41 @@ class DiskBackend(Backend):
         if self._is_open:
             await self._keeper.before_put()
         while waiting and self._is_open:
-            mine: list[tuple[Slot, Sealed]] = []
-            others: list[Sealed] = []
-            over = anyio.Event()
-            for block in waiting:
-                if block.key in self._changing:
-                    others.append(block)
-                elif (there := self._slots.find(block.key)) is not None:
-                    self._slots.use(there)
-                    verdicts.setdefault(block.key, Verdict.PRESENT)
-                elif isinstance(slot := self._reserve(block), Slot):
-                    mine.append((slot, block))
-                    self._changing |= dict.fromkeys(_changed(slot), over)
-                else:
-                    verdicts[block.key] = slot
-            if mine:
+            over, changing = anyio.Event(), self._changing
+            others = [block for block in waiting if block.key in changing]
+            # One that is twice in a call is written once.
+            asked = {each.key: each for each in waiting if each.key not in changing}
+            found = dict(zip(asked, self._slots.find_each(asked), strict=True))
+            there = [slot for slot in found.values() if slot]
+            self._slots.use(*there)
+            verdicts = dict.fromkeys([slot.key for slot in there], _PRESENT) | verdicts
+            new = [block for key, block in asked.items() if not found[key]]
+            if mine := self._reserve(new, verdicts):
+                keys = _changed([slot for slot, _ in mine])
+                self._changing |= dict.fromkeys(keys, over)
                 await self._write_all(mine, verdicts, over)
             elif others:
                 await self._changing[others[0].key].wait()
             waiting = others
         return [verdicts.get(block.key, Verdict.UNAVAILABLE) for block in blocks]
 
-    def _reserve(self, block: Sealed) -> Slot | Verdict:
-        """Return a slot to write a block to, or what is told of it where there is none."""
-        nbytes = len(block.data)
-        if nbytes > self._slots.geometry.max_block_bytes:
-            return Verdict.FULL
-        if (slot := self._slots.reserve(block.key, nbytes)) is not None:
-            return slot
-        all_refuse = len(self._slots.refusing) == len(self._drives)
-        return Verdict.UNAVAILABLE if all_refuse else Verdict.FULL
+    def _reserve(
+        self, blocks: Sequence[Sealed], verdicts: dict[PackedKey, Verdict]
+    ) -> list[tuple[Slot, Sealed]]:
+        """Return slots to write blocks to, and say what is told of those for which there is none."""
+        most = self._slots.geometry.max_block_bytes
+        fitting = [block for block in blocks if block.data.nbytes <= most]
+        wanted = [(block.key, block.data.nbytes) for block in fitting]
+        found = zip(self._slots.reserve_each(wanted), fitting, strict=True)
+        pairs = [(slot, block) for slot, block in found if slot is not None]
+        if len(pairs) < len(blocks):
+            all_refuse = len(self._slots.refusing) == len(self._drives)
+            why = Verdict.UNAVAILABLE if all_refuse else Verdict.FULL
+            verdicts |= {block.key: why for block in fitting}
+            verdicts |= {
+                block.key: Verdict.FULL for block in blocks if block.data.nbytes > most
+            }
+        return pairs
 
     async def _write_all(
         self,
@@ -279,18 +282,19 @@ class DiskBackend(Backend):
                 await self._crew.run(self._drives, Drive.flush, lasting)
         finally:
             over.set()
-            ends = tell_each(runs, told, _End.NOT_BEGUN)
+            ends, written = tell_each(runs, told, _End.NOT_BEGUN), list[Slot]()
+            for key in _changed([slot for slot, _ in pairs]):
+                del self._changing[key]
             for (slot, block), end in zip(pairs, ends, strict=True):
-                for key in _changed(slot):
-                    del self._changing[key]
                 if end is _End.WRITTEN:
-                    self._slots.commit(slot)
+                    written.append(slot)
                 elif end in (_End.WIPED, _End.UNCLEAR):
                     self._slots.clear(slot, is_wiped=end is _End.WIPED)
                 else:
                     self._slots.abort(slot, is_refused=end is _End.REFUSED)
                 is_done = end is _End.WRITTEN and lasting[slot.extent.drive]
                 verdicts[block.key] = Verdict.DONE if is_done else Verdict.UNAVAILABLE
+            self._slots.commit(*written)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove stamps, so that no scan finds the blocks again."""
@@ -366,9 +370,9 @@ class DiskBackend(Backend):
         return self._drives[slot.extent.drive].wipe(slot)
 
 
-def _changed(slot: Slot) -> list[PackedKey]:
-    """Return the block that is to be written to a slot, and the one that is there."""
-    return [key for key in (slot.key, slot.previous[0]) if key]
+def _changed(slots: Sequence[Slot]) -> list[PackedKey]:
+    """Return the blocks that are to be written to slots, and those that are there."""
+    return [key for slot in slots for key in (slot.key, slot.previous[0]) if key]
 
 
 def _common_geometry(

@@ -28,15 +28,15 @@ from pathlib import Path
 
 import attrs
 import msgspec
-import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from ucm.backends._places import claim, lock, path_error
-from ucm.backends.abc import Fetched, Sealed, Verdict
+from ucm.backends.abc import Fetched, Sealed
 from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._index import INDEX, Entry, Index, Record
+from ucm.backends.disk._runs import judged_by, stamps_for
 from ucm.backends.disk._stamp import PAGE, Geometry, Mark, Stamp
-from ucm.backends.envelope import GARBAGE, Envelope
+from ucm.native import addresses_of
 
 __all__ = ["BLOCKS", "MANIFEST", "Drive", "Manifest", "Scanned"]
 
@@ -207,16 +207,23 @@ class Drive:
             False if the drive refused; some may have been written.
         """
         extent, place = run[0][0].extent, run[0][0].place
-        wholes = [self._whole_pages(block.data) for _, block in run]
+        data = [block.data for _, block in run]
+        wholes = self._whole_pages(data)
         slot_bytes = (extent.mark.pages + 1) * PAGE
         try:
             self._touch(extent)
             left = self._pages.get(len(run) * slot_bytes - sum(wholes))
-            parts = []
-            for (slot, block), whole in zip(run, wholes, strict=True):
+            parts, firsts, ends = [], [], []
+            for each, whole in zip(data, wholes, strict=True):
                 rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
-                _fill(rest, slot, block, whole)
-                parts += [block.data[:whole], rest] if whole else [rest]
+                if tail := each.nbytes - whole:
+                    rest[:tail] = each[whole:]
+                rest[tail:-PAGE] = bytes(rest.nbytes - PAGE - tail)
+                parts += [each[:whole], rest] if whole else [rest]
+                firsts.append(each[:PAGE] if whole else rest[:PAGE])
+                ends.append(rest[-PAGE:])
+            for end, stamp in zip(ends, stamps_for(run, firsts), strict=True):
+                end[:] = stamp
             return os.pwritev(self._fd, parts, place) == len(run) * slot_bytes
         except OSError:
             return False
@@ -268,23 +275,25 @@ class Drive:
             What became of each, by its stamp; None if the drive refused.
         """
         extent, place = run[0][0].extent, run[0][0].place
-        wholes = [self._whole_pages(target) for _, target in run]
+        slots, targets = [slot for slot, _ in run], [target for _, target in run]
+        wholes = self._whole_pages(targets)
         slot_bytes = (extent.mark.pages + 1) * PAGE
         left = self._pages.get(len(run) * slot_bytes - sum(wholes))
         parts, rests = [], []
-        for (_, target), whole in zip(run, wholes, strict=True):
+        for target, whole in zip(targets, wholes, strict=True):
             rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
-            rests.append(rest)
+            rests += [rest]
             parts += [target[:whole], rest] if whole else [rest]
         try:
             if os.preadv(self._fd, parts, place) != len(run) * slot_bytes:
                 return None
         except OSError:
             return None
-        return [
-            _judge(slot, target, whole, rest)
-            for (slot, target), whole, rest in zip(run, wholes, rests, strict=True)
-        ]
+        told = judged_by(slots, [rest[-PAGE:] for rest in rests])
+        for target, whole, rest in zip(targets, wholes, rests, strict=True):
+            if tail := target.nbytes - whole:
+                target[whole:] = rest[:tail]
+        return told
 
     def is_as_before(self, slot: Slot) -> bool:
         """Return whether a write that failed has left a slot as it was, as far as can be read."""
@@ -365,36 +374,13 @@ class Drive:
                 return None
         return Scanned(mark, entries, num_swept=num_swept)
 
-    def _whole_pages(self, data: memoryview) -> int:
-        """Return how many bytes of *data* can be moved from or to where they are."""
-        if len(data) < PAGE:
-            return 0
-        address = np.frombuffer(data, dtype=np.uint8).__array_interface__["data"][0]
-        if self.is_direct and address % PAGE:
-            return 0
-        return len(data) - len(data) % PAGE
-
-
-def _fill(rest: memoryview, slot: Slot, block: Sealed, whole: int) -> None:
-    """Lay the end of a block and its stamp where they are written from."""
-    nbytes = len(block.data)
-    tail = nbytes - whole
-    rest[:tail] = block.data[whole:]
-    rest[tail:] = bytes(len(rest) - tail)
-    first = xxh3_64_intdigest(block.data[:PAGE] if whole else rest[:PAGE])
-    envelope = Envelope(block.key, nbytes, block.checksum)
-    serial = slot.extent.mark.serial
-    stamp = Stamp(envelope, serial, slot.place, slot.used, first).encode()
-    rest[-PAGE : len(stamp) - PAGE] = stamp
-
-
-def _judge(slot: Slot, target: memoryview, whole: int, rest: memoryview) -> Fetched:
-    """Look at the stamp that came with a block, and put the block's end in its place."""
-    stamp = Stamp.decode(rest[-PAGE:])
-    if stamp is None or stamp.place != slot.place:
-        return GARBAGE
-    envelope = stamp.envelope
-    if (envelope.key, envelope.nbytes) != (slot.key, slot.nbytes):
-        return GARBAGE
-    target[whole:] = rest[: len(target) - whole]
-    return Fetched(Verdict.DONE, envelope.checksum)
+    def _whole_pages(self, run: Sequence[memoryview]) -> list[int]:
+        """Return how many bytes of each piece of memory can be moved from or to where they are."""
+        sizes = list(map(len, run))
+        if min(sizes) < PAGE:  # and there may be none that has an address
+            return [0] * len(run)
+        at = addresses_of(run) if self.is_direct else [0] * len(run)
+        return [
+            0 if address % PAGE else nbytes - nbytes % PAGE
+            for address, nbytes in zip(at, sizes, strict=True)
+        ]

@@ -9,10 +9,14 @@ which it was put. Small blocks then cost as few requests as large ones.
 from collections.abc import Sequence
 from typing import TypeVar
 
-from ucm.backends.disk._extent import Slot
-from ucm.backends.disk._stamp import PAGE
+from xxhash import xxh3_64_intdigest
 
-__all__ = ["cut_runs", "tell_each"]
+from ucm.backends.abc import Fetched, Sealed, Verdict
+from ucm.backends.disk._extent import Slot
+from ucm.backends.disk._stamp import PAGE, checksums_in, stamps_of
+from ucm.backends.envelope import GARBAGE, headers_of
+
+__all__ = ["cut_runs", "judged_by", "stamps_for", "tell_each"]
 
 _RUN_PAGES = 256
 """Of one request; a larger block is one by itself."""
@@ -29,7 +33,7 @@ def cut_runs(
     Where there are so many slots, there are at least so many runs: requests in flight are worth
     more than long ones.
     """
-    total = sum(slot.extent.mark.pages + 1 for slot, _ in pairs)
+    total = sum([slot.extent.mark.pages + 1 for slot, _ in pairs])
     most = min(_RUN_PAGES, total // num_runs)
     runs: list[list[tuple[Slot, _With]]] = []
     pages = 0
@@ -42,7 +46,7 @@ def cut_runs(
         if not at or not is_next or pages + size > most:
             runs.append([])
             pages = 0
-        runs[-1].append((slot, other))
+        runs[-1] += [(slot, other)]
         pages += size
     return runs
 
@@ -56,3 +60,33 @@ def tell_each(
         for run, ends in zip(runs, told, strict=True)
         for one in (ends or [default] * len(run))
     ]
+
+
+def stamps_for(
+    run: Sequence[tuple[Slot, Sealed]], firsts: Sequence[memoryview]
+) -> list[bytes]:
+    """Return the page of each stamp of slots side by side, of which the first pages are given."""
+    blocks = [block for _, block in run]
+    headers = headers_of(
+        [block.key for block in blocks],
+        [block.data.nbytes for block in blocks],
+        [block.checksum for block in blocks],
+    )
+    stamps = stamps_of(
+        *(headers, run[0][0].extent.mark.serial),
+        [slot.place for slot, _ in run],
+        [slot.used for slot, _ in run],
+        list(map(xxh3_64_intdigest, firsts)),
+    )
+    return [stamp.ljust(PAGE, b"\0") for stamp in stamps]
+
+
+def judged_by(slots: Sequence[Slot], pages: Sequence[memoryview]) -> list[Fetched]:
+    """Return what the pages of stamps say of the blocks that are to be in slots."""
+    found = checksums_in(
+        pages,
+        [slot.place for slot in slots],
+        [slot.key for slot in slots],
+        [slot.nbytes for slot in slots],
+    )
+    return [GARBAGE if one is None else Fetched(Verdict.DONE, one) for one in found]

@@ -14,9 +14,10 @@ Of a drive that refuses writes no slot is reserved, so that nothing has to go fo
 written. A slot that holds who knows what is nobody's until its drive has wiped it.
 """
 
+import itertools
 import math
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 
 import attrs
@@ -27,6 +28,8 @@ from ucm.backends.disk._stamp import Geometry, Mark, pages_of
 from ucm.blocks import PackedKey
 
 __all__ = ["Slots"]
+
+_EXTENT = attrgetter("extent")
 
 
 @attrs.define
@@ -72,7 +75,7 @@ class Slots:
         self.refusing: set[int] = set()
         """Drives that have refused to write, until they do again."""
         self.num_evicted = 0
-        self.tell: Callable[[PackedKey, bool], None] = lambda key, is_there: None
+        self.tell: Callable[[PackedKey, bool], None] | None = None
         """Told of each block that is found from now on, or no more."""
         self.extents = [
             Extent(drive, number)
@@ -101,43 +104,66 @@ class Slots:
         """Return the slot of a block that is there."""
         return self._blocks.get(key)
 
-    def use(self, slot: Slot) -> None:
-        """Count a block as used now."""
-        self.num_uses += 1
-        slot.used = slot.extent.used = self.num_uses
-        self._class_of(slot.extent).blocks.move_to_end(slot.key)
-        self._extents[slot.extent.drive].move_to_end(id(slot.extent))
+    def find_each(self, keys: Iterable[PackedKey]) -> list[Slot | None]:
+        """Do as ``find`` for many."""
+        return list(map(self._blocks.get, keys))
 
-    def hold(self, slot: Slot) -> None:
-        """Keep a slot as it is until it is let go."""
-        slot.num_holders += 1
-        slot.extent.num_held += slot.num_holders == 1
+    def use(self, *slots: Slot) -> None:
+        """Count blocks as used now, one after the other."""
+        for extent, alike in itertools.groupby(slots, _EXTENT):
+            blocks = self._class_of(extent).blocks
+            for slot in alike:
+                self.num_uses += 1
+                slot.used = self.num_uses
+                blocks.move_to_end(slot.key)
+            extent.used = self.num_uses
+            self._extents[extent.drive].move_to_end(id(extent))
 
-    def let_go(self, slot: Slot) -> None:
-        """Hold a slot no longer; frees it if its block is gone."""
-        slot.num_holders -= 1
-        if not slot.num_holders:
-            slot.extent.num_held -= 1
-            if slot.is_gone:
-                self._free(slot)
+    def hold(self, *slots: Slot) -> None:
+        """Keep slots as they are until they are let go."""
+        for slot in slots:
+            slot.num_holders += 1
+            slot.extent.num_held += slot.num_holders == 1
+
+    def let_go(self, *slots: Slot) -> None:
+        """Hold slots no longer; frees those whose block is gone."""
+        for slot in slots:
+            slot.num_holders -= 1
+            if not slot.num_holders:
+                slot.extent.num_held -= 1
+                if slot.is_gone:
+                    self._free(slot)
 
     # A write: reserved, then one of three ends.
 
     def reserve(self, key: PackedKey, nbytes: int) -> Slot | None:
         """Return a held slot to write a block to; None if all that would do are held or refuse."""
-        slot = self._find_room(pages_of(nbytes))
-        if slot is not None:
-            slot.previous, slot.key, slot.nbytes = (slot.key, slot.nbytes), key, nbytes
-            self.num_uses += 1
-            slot.used = self.num_uses
-            self.hold(slot)
-            self.change(slot.extent)
+        (slot,) = self.reserve_each([(key, nbytes)])
         return slot
 
-    def commit(self, slot: Slot) -> None:
-        """Have the block found that was written to a slot."""
-        self.add(slot)
-        self.let_go(slot)
+    def reserve_each(
+        self, blocks: Iterable[tuple[PackedKey, int]]
+    ) -> list[Slot | None]:
+        """Do as ``reserve`` for many, of which none is there."""
+        slots = []
+        for key, nbytes in blocks:
+            slot = self._find_room(pages_of(nbytes))
+            if slot is not None:
+                slot.previous = slot.key, slot.nbytes
+                slot.key, slot.nbytes = key, nbytes
+                self.num_uses += 1
+                slot.used = self.num_uses
+                slot.num_holders += 1  # at once: the next one is not to have it
+                slot.extent.num_held += slot.num_holders == 1
+            slots += [slot]
+        for extent in dict.fromkeys([slot.extent for slot in slots if slot]):
+            self.change(extent)
+        return slots
+
+    def commit(self, *slots: Slot) -> None:
+        """Have the blocks found that were written to slots."""
+        self.add(*slots)
+        self.let_go(*slots)
 
     def abort(self, slot: Slot, *, is_refused: bool) -> None:
         """Let go of a slot to which nothing was written, as its drive refused, or was not asked."""
@@ -185,13 +211,17 @@ class Slots:
 
     # Blocks that are there.
 
-    def add(self, slot: Slot) -> None:
-        """Have a block found that is in a slot, used now."""
-        self._blocks[slot.key] = slot
-        self._class_of(slot.extent).blocks[slot.key] = slot
-        self.use(slot)
-        self.change(slot.extent)
-        self.tell(slot.key, True)
+    def add(self, *slots: Slot) -> None:
+        """Have blocks found that are in slots, used now."""
+        for extent, alike in itertools.groupby(slots, _EXTENT):
+            blocks = {slot.key: slot for slot in alike}
+            self._blocks.update(blocks)
+            self._class_of(extent).blocks.update(blocks)
+            self.change(extent)
+        self.use(*slots)
+        if self.tell is not None:
+            for slot in slots:
+                self.tell(slot.key, True)
 
     def remove(self, slot: Slot) -> None:
         """Have a block found no more; its slot is freed by whoever lets go of it."""
@@ -199,7 +229,8 @@ class Slots:
         del self._class_of(slot.extent).blocks[slot.key]
         slot.is_gone = True
         self.change(slot.extent)
-        self.tell(slot.key, False)
+        if self.tell is not None:
+            self.tell(slot.key, False)
 
     def restore(self, slot: Slot) -> None:
         """Have a block found again that was removed."""

@@ -19,14 +19,26 @@ changed the first page or nothing, and has not written its stamp; so a stamp who
 is not the one it names stands behind a block that is no longer there.
 """
 
+import itertools
+import operator
 import struct
+from collections.abc import Sequence
 
 import attrs
 from xxhash import xxh3_64_intdigest
 
-from ucm.backends.envelope import HEADER_BYTES, Envelope
+from ucm.backends.envelope import HEADER_BYTES, Envelope, headers_of
+from ucm.blocks import PackedKey
 
-__all__ = ["PAGE", "Geometry", "Mark", "Stamp", "pages_of"]
+__all__ = [
+    "PAGE",
+    "Geometry",
+    "Mark",
+    "Stamp",
+    "checksums_in",
+    "pages_of",
+    "stamps_of",
+]
 
 PAGE = 4096
 _STAMP = struct.Struct(">4sQQQQ")
@@ -34,6 +46,8 @@ _MARK = struct.Struct(">4sBxxxQQ")
 _CHECK = struct.Struct(">Q")
 _STAMP_MAGIC, _MARK_MAGIC, _VERSION = b"UCMS", b"UCMX", 1
 _STAMP_BYTES = HEADER_BYTES + _STAMP.size
+_TOLD = struct.Struct(">16xQ104x4sQQQQQ")
+"""Of a stamp: the checksum of the block, and all that is not of its envelope."""
 _LARGEST_EXTENT = 64 << 20
 _LEAST_EXTENTS = 16
 
@@ -137,10 +151,12 @@ class Stamp:
 
     def encode(self) -> bytes:
         """Return the bytes that the page begins with."""
-        data = self.envelope.encode() + _STAMP.pack(
-            _STAMP_MAGIC, self.serial, self.place, self.sequence, self.first
+        (stamp,) = stamps_of(
+            [self.envelope.encode()],
+            self.serial,
+            *([self.place], [self.sequence], [self.first]),
         )
-        return data + _CHECK.pack(xxh3_64_intdigest(data))
+        return stamp
 
     @classmethod
     def decode(cls, page: memoryview) -> "Stamp | None":
@@ -159,3 +175,39 @@ class Stamp:
         """Return whether it was written where it was found, since the extent was taken."""
         pages = pages_of(self.envelope.nbytes)
         return (self.serial, self.place, pages) == (mark.serial, place, mark.pages)
+
+
+def stamps_of(
+    headers: Sequence[bytes],
+    serial: int,
+    places: Sequence[int],
+    sequences: Sequence[int],
+    firsts: Sequence[int],
+) -> list[bytes]:
+    """Return what ``Stamp.encode`` does for blocks of one extent, whose envelopes are given."""
+    magic, serials = map(itertools.repeat, (_STAMP_MAGIC, serial))
+    told = map(_STAMP.pack, magic, serials, places, sequences, firsts)
+    stamps = list(map(operator.add, headers, told))
+    checks = map(_CHECK.pack, map(xxh3_64_intdigest, stamps))
+    return list(map(operator.add, stamps, checks))
+
+
+def checksums_in(
+    pages: Sequence[memoryview],
+    places: Sequence[int],
+    keys: Sequence[PackedKey],
+    sizes: Sequence[int],
+) -> list[int | None]:
+    """Return what stamps say of the blocks that are to be there; None for garbage, or another block."""
+    stamps = [page[: _TOLD.size] for page in pages]
+    told = list(map(_TOLD.unpack, stamps))
+    headers = headers_of(keys, sizes, [fields[0] for fields in told])
+    checks = map(xxh3_64_intdigest, [stamp[:_STAMP_BYTES] for stamp in stamps])
+    found = zip(told, stamps, headers, places, checks, strict=True)
+    return [
+        fields[0]
+        if (fields[1], fields[3], fields[-1]) == (_STAMP_MAGIC, place, check)
+        and stamp[:HEADER_BYTES] == header
+        else None
+        for fields, stamp, header, place, check in found
+    ]

@@ -14,7 +14,6 @@ Threading: on many threads at once; all of it may hang.
 import contextlib
 import ctypes
 import errno
-import itertools
 import os
 import stat
 import threading
@@ -35,7 +34,6 @@ __all__ = [
     "Came",
     "PlainReader",
     "Reader",
-    "addresses_of",
     "find_reader",
     "names_of",
 ]
@@ -201,12 +199,6 @@ def find_reader(library: native.Native | None) -> Reader:
 def names_of(paths: Sequence[bytes]) -> "ctypes.Array[ctypes.c_char_p]":
     """Return paths as ``native.c`` takes them."""
     return (ctypes.c_char_p * len(paths))(*paths)
-
-
-def addresses_of(memory: Iterable[memoryview]) -> list[int]:
-    """Return where pieces of memory begin, of which there is some."""
-    arrays = map(np.frombuffer, memory, itertools.repeat(np.uint8))
-    return [each.__array_interface__["data"][0] for each in arrays]
 
 
 def _addresses(memory: Iterable[memoryview]) -> Iterable[int]:

@@ -30,7 +30,7 @@ from ucm import native, xxh3
 from ucm.backends._gate import Gate
 from ucm.backends._places import give_name
 from ucm.backends.envelope import HEADER_BYTES
-from ucm.backends.files._reading import LEFT, WRONG, addresses_of, names_of
+from ucm.backends.files._reading import LEFT, WRONG, names_of
 
 __all__ = [
     "DAMAGED",
@@ -162,7 +162,7 @@ class _NativeWriter:
         self._library.write_files(
             names_of([name for each in given for name in (each.temporary, each.path)]),
             *(count, headers.ctypes.data, HEADER_BYTES),
-            (ctypes.c_void_p * count)(*addresses_of(data)),
+            (ctypes.c_void_p * count)(*native.addresses_of(data)),
             (ctypes.c_size_t * count)(*map(len, data)),
             *(gate.words, self._digester),
             (ctypes.c_uint64 * count)(*[each.seed for each in given]),
