@@ -96,8 +96,8 @@ SCHED = (
         name="resumed_prefix_fenced",
         why="A step waits for saves of blocks that a resumed request only reads.",
         file=_RUNNING,
-        find="if request_id not in cached.resumed_req_ids",
-        replace="if True",
+        find="        if resumed:\n",
+        replace="        if False:\n",
         killers=(
             (
                 f"{_STEPS}::"

@@ -105,8 +105,8 @@ WHY = (
         name="first_missing_is_one_too_late",
         why="R-71: the block that is named is one that nobody asked for.",
         file=_MATCHING,
-        find="missing = MissingBlock(group, start, named[found])",
-        replace="missing = MissingBlock(group, min(start + 1, stop - 1), named[found])",
+        find="missing = MissingBlock(group, start, named[found], keys)",
+        replace="missing = MissingBlock(group, min(start + 1, stop - 1), named[found], keys)",
         killers=(f"{_OFFERS}::test_hit_that_falls_short_says_at_which_block",),
     ),
     Mutant(
@@ -258,8 +258,8 @@ WHY = (
         name="keys_that_go_end_the_step",
         why="Weights that come into doubt behind a look-up end the engine.",
         file=_MISSES,
-        find="        if not keys:  # the weights came into doubt behind the look-up\n",
-        replace="        if keys == [b'']:\n",
+        find="        if not matcher.keyspace_digest:",
+        replace="        if matcher is None:",
         killers=(f"{_DECLINED}::test_keys_that_go_behind_the_look_up_leave_no_reason",),
     ),
     Mutant(

@@ -2,9 +2,11 @@
 """What a look-up says: how much can be loaded, why not more, and for want of what."""
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
+from ucm.blocks import PackedKey
 from ucm.layout import GroupLayout
 
 __all__ = ["MatchReason", "MissingBlock", "PrefixMatch"]
@@ -48,11 +50,13 @@ class MissingBlock(msgspec.Struct, frozen=True):
         group: Whose block is missing.
         at: Its position in the request's block table.
         block_hash: The engine's.
+        keys: Of its parts, if they were made for the look.
     """
 
     group: GroupLayout
     at: int
     block_hash: bytes
+    keys: Sequence[PackedKey] = ()
 
 
 class PrefixMatch(msgspec.Struct, frozen=True, eq=False):

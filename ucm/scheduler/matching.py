@@ -263,10 +263,12 @@ class PrefixMatcher:
                 wanted = named = self.layout.hashes_of(group, hashes, start, end)
                 if denied:
                     wanted = _before_first(denied, group, named)
-                found = self._index.match(self.keys_of(group, wanted)) // num_shards
+                keys = self.keys_of(group, wanted)
+                found = self._index.match(keys) // num_shards
                 start += found
                 if start < end:
-                    missing = MissingBlock(group, start, named[found])
+                    keys = keys[found * num_shards :][:num_shards]
+                    missing = MissingBlock(group, start, named[found], keys)
                     break
                 num_keys = min(_GROWTH * num_keys, _LONGEST_LOOK)
             top = start * size // self._align * self._align

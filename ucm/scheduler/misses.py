@@ -121,10 +121,13 @@ class Misses:
         """
         if (block := match.missing) is None:
             return _declined(match, computed_tokens)
-        keys = self._matcher.keys_of(block.group, [block.block_hash])
-        if not keys:  # the weights came into doubt behind the look-up
+        matcher = self._matcher
+        if (
+            not matcher.keyspace_digest
+        ):  # the weights came into doubt behind the look-up
             reason, text = _DECLINED[MatchReason.UNKEYED]
             return Miss(reason, {"text": text}, block)
+        keys = block.keys or matcher.keys_of(block.group, [block.block_hash])
         try:
             parts = self._index.fates(keys)
             told = parts[0]

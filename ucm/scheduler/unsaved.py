@@ -76,13 +76,15 @@ class Unsaved:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_sketch",)
+    __slots__ = ("_is_empty", "_sketch")
 
     def __init__(self) -> None:
+        self._is_empty = True
         self._sketch = Sketch(np.zeros((2, _ENTRIES), dtype=np.uint64))
 
     def put(self, group_id: int, hashes: Sequence[bytes], why: Why, now: float) -> None:
         """Put down the same of some blocks of a group; *now* is in seconds."""
+        self._is_empty = False
         prints = map(xxh3_64_intdigest, hashes, itertools.repeat(group_id))
         self._sketch.put(
             np.fromiter(prints, dtype=np.uint64, count=len(hashes)),
@@ -125,6 +127,8 @@ class Unsaved:
         self, group_id: int, block_hash: bytes, now: float
     ) -> tuple[Why, float] | None:
         """Return what is known of a block, and how many seconds it is old."""
+        if self._is_empty:
+            return None
         found = self._sketch.get(xxh3_64_intdigest(block_hash, group_id))
         if found is None:
             return None

@@ -9,11 +9,10 @@ up only in steps in which anybody can be (``Due``).
 Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 """
 
-import functools
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, overload
+from typing import Any
 
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.compat import (
@@ -36,33 +35,6 @@ from ucm.scheduler.requests import (
 __all__ = ["Running"]
 
 _NOBODY = None, NO_WISHES
-
-
-class _Tables(Sequence[Sequence[int]]):
-    """A request's block tables, resolved only if somebody looks at them."""
-
-    def __init__(self, resolve: Callable[[str], Any], request_id: str) -> None:
-        self._resolve = resolve
-        self._request_id = request_id
-
-    @functools.cached_property
-    def _tables(self) -> Sequence[Sequence[int]]:
-        tables: Sequence[Sequence[int]] = self._resolve(self._request_id)
-        return tables
-
-    @overload
-    def __getitem__(self, index: int) -> Sequence[int]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Sequence[int]]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> Sequence[int] | Sequence[Sequence[int]]:
-        return self._tables[index]
-
-    def __len__(self) -> int:
-        return len(self._tables)
 
 
 class Running:
@@ -224,7 +196,7 @@ class Running:
             end_tokens=computed + scheduled,
             prompt_tokens=0 if request is None else request.num_prompt_tokens,
             hashes=() if request is None else self._adapters.hashes_of(request),
-            tables=_Tables(resolve, request_id) if blocks is None else blocks,
+            tables=resolve(request_id) if blocks is None else blocks,
             new_block_ids=blocks or (),
             is_new=blocks is not None,
             own_tokens=NO_LIMIT
@@ -243,16 +215,12 @@ class Running:
         A resumed one tells all its blocks, also those that it only reads: see ``_facts``.
         """
         cached = output.scheduled_cached_reqs
-        return [
-            block_id
-            for request_id, tables in itertools.compress(
-                zip(cached.req_ids, cached.new_block_ids, strict=True),
-                cached.new_block_ids,
-            )
-            if request_id not in cached.resumed_req_ids
-            for table in tables
-            for block_id in table
-        ]
+        given, resumed = cached.new_block_ids, cached.resumed_req_ids
+        if resumed:
+            is_resumed = map(resumed.__contains__, cached.req_ids)
+            given = itertools.compress(given, map(operator.not_, is_resumed))
+        chain = itertools.chain.from_iterable
+        return list(chain(chain(filter(None, given))))
 
     def _known_tokens(self, request_ids: Iterable[str]) -> dict[str, int]:
         """Return how many tokens requests had computed, or were about to."""
