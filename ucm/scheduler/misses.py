@@ -122,9 +122,7 @@ class Misses:
         if (block := match.missing) is None:
             return _declined(match, computed_tokens)
         matcher = self._matcher
-        if (
-            not matcher.keyspace_digest
-        ):  # the weights came into doubt behind the look-up
+        if not matcher.keyspace_digest:  # weights came into doubt since
             reason, text = _DECLINED[MatchReason.UNKEYED]
             return Miss(reason, {"text": text}, block)
         keys = block.keys or matcher.keys_of(block.group, [block.block_hash])
