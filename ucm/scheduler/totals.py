@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import attrs
 
@@ -25,10 +26,9 @@ class LoadTotals:
     failed: Counter[str] = attrs.Factory(Counter)
 
 
-@attrs.frozen
-class Totals:
+class Totals(NamedTuple):
     """
-    What was counted since the start, once for all ranks.
+    What was counted since the start, once for all ranks; compared in each step.
 
     Args:
         saved_blocks: Became visible with their last part.
