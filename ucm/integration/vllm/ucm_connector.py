@@ -316,7 +316,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Return whether the engine must keep the request's blocks for us."""
         if self._scheduler is None:
             return False, None
-        status = getattr(getattr(request, "status", None), "_name_", "")  # one call
+        status = getattr(getattr(request, "status", None), "_name_", "")
         is_aborted, half = status == "FINISHED_ABORTED", self._scheduler
         return half.finished(request.request_id, block_ids, is_aborted=is_aborted), None
 
