@@ -110,6 +110,19 @@ WHY = (
         killers=(f"{_OFFERS}::test_hit_that_falls_short_says_at_which_block",),
     ),
     Mutant(
+        name="key_of_another_block_told",
+        why="R-71: the reason, and the key that a command is given, are of a block that is there.",
+        file=_MATCHING,
+        find="keys = keys[found * num_shards :][:num_shards]",
+        replace="keys = keys[:num_shards]",
+        killers=(
+            (
+                "tests/integration/vllm/test_lookups.py::TestLookUps::"
+                "test_hit_that_falls_short_names_its_first_missing_block"
+            ),
+        ),
+    ),
+    Mutant(
         name="other_part_asked_about",
         why="R-71: of a block that one rank has lost it is said that it is being stored.",
         file=_MISSES,
