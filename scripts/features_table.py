@@ -148,8 +148,8 @@ FEATURES: tuple[Feature, ...] = (
         Verdict.NOT_RUN,
         "The engine's hashes hold the images, the key holds the processor's settings. Refused by name where "
         "`mm_processor_cache_gb` is 0 and prefixes are not cached: the engine hashes no image then. Names that a "
-        "user gives to images (`multi_modal_uuids`) are taken at their word, behind a restart as well. Tiny PaliGemma, Qwen2-VL and Gemma 3 with images were run by "
-        "hand on CPU, with equal answers; no test keeps that.",
+        "user gives to images (`multi_modal_uuids`) are taken at their word, behind a restart as well. Tiny PaliGemma, Qwen2-VL, LLaVA and Gemma 3 with images were "
+        "run by hand on CPU, with equal answers; no test keeps that.",
         (
             f"{_DOOR}/test_identity.py::TestFields",
             f"{_DOOR}/test_identity.py::TestReusable",
