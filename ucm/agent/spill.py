@@ -291,9 +291,9 @@ class Spiller:
             told = await look_before_put(self._backend, keys)
             answers = list(zip(keys, told, strict=True))
             absent = [key for key, there in answers if there is Presence.ABSENT]
-            present = {key for key, there in answers if there is Presence.PRESENT}
-            self.counts.skipped += len(present)
-            unanswered |= {key: sizes[key] for key in left.difference(absent, present)}
+            unknown = [key for key, there in answers if there is Presence.UNKNOWN]
+            self.counts.skipped += len(answers) - len(absent) - len(unknown)
+            unanswered |= {key: sizes[key] for key in unknown}
             left.intersection_update(absent)
             absent.sort(key=sizes.__getitem__)
             found: list[_Read] = []
