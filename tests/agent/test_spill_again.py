@@ -152,6 +152,26 @@ def test_block_that_a_tier_says_nothing_of_keeps_nobody_from_reading_it(slab) ->
     assert (3, {Reason.UNAVAILABLE: 9}) == run_virtual(spill)
 
 
+def test_blocks_without_an_answer_wait_on_in_the_order_in_which_they_came(slab) -> None:
+    """R-63: who waits longest is tried first, and each run of a simulation is like the last one."""
+    backend = Unruly(in_flight=1)
+    backend.does.is_down = True
+    save(slab, KEYS[:20])
+
+    async def spill():
+        async with open_core(slab, backend) as core:
+            await anyio.sleep(60.0)
+            told = list(core.spillers[0]._again)
+            backend.does.is_down = False
+            await core.drain()
+            return told
+
+    places = list(map(KEYS.index, run_virtual(spill)))
+    first = places.index(min(places))  # those before it were tried last
+    assert 8 <= len(places)
+    assert sorted(places) == places[first:] + places[:first]
+
+
 def test_block_whose_server_is_away_has_no_turn_of_all_others(slab) -> None:
     """R-63, X-14: where a tier is not served, and who would have a block is away, which is told at once,
     it is tried now and then; it was tried for ever, with the agent at a standstill."""

@@ -81,4 +81,14 @@ WRITING: Final = (
             "tests/backends/test_files_settings.py::TestRefusals::test_path_is_short_enough_for_the_names_behind_it",
         ),
     ),
+    Mutant(
+        name="silence_turns_the_line_over",
+        why="Who waits longest is tried last, and no run of a simulation is like the one before.",
+        file="ucm/agent/spill.py",
+        find="for key in silent}",
+        replace="for key in reversed(silent)}",
+        killers=(
+            "tests/agent/test_spill_again.py::test_blocks_without_an_answer_wait_on_in_the_order_in_which_they_came",
+        ),
+    ),
 )

@@ -50,6 +50,7 @@ _SHORTEST_S: Final = 0.001
 _LATER_S: Final = 10.0
 """So much behind a while in which a tier was not asked it is asked for what waits on."""
 _TENANT: Final = attrgetter("tenant")
+_TOLD: Final = (Presence.ABSENT, Presence.PRESENT)
 _WHY: Final = {Verdict.FULL: Reason.STORE_FULL, Verdict.GARBAGE: Reason.CORRUPT}
 
 
@@ -284,16 +285,15 @@ class Spiller:
 
     async def _spill(self, sizes: dict[PackedKey, int]) -> None:
         """Bring each block to its end."""
-        keys = list(sizes)
-        left = set(keys)
+        left = set(sizes)
         unanswered: dict[PackedKey, int] = {}
         try:
-            told = await look_before_put(self._backend, keys)
-            answers = list(zip(keys, told, strict=True))
+            told = await look_before_put(self._backend, list(sizes))
+            answers = list(zip(sizes, told, strict=True))
             absent = [key for key, there in answers if there is Presence.ABSENT]
-            unknown = [key for key, there in answers if there is Presence.UNKNOWN]
-            self.counts.skipped += len(answers) - len(absent) - len(unknown)
-            unanswered |= {key: sizes[key] for key in unknown}
+            silent = [key for key, there in answers if there not in _TOLD]
+            self.counts.skipped += len(answers) - len(absent) - len(silent)
+            unanswered |= {key: sizes[key] for key in silent}
             left.intersection_update(absent)
             absent.sort(key=sizes.__getitem__)
             found: list[_Read] = []
