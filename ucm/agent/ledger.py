@@ -99,7 +99,8 @@ class Ledger:
         self._said: OrderedDict[bytes, bytes] = OrderedDict()
         self._said_bytes = 0
         self._most_said_bytes = most_said_bytes
-        self._changed = anyio.Event()
+        self._changed: anyio.Event | None = None
+        """Made for who waits: blocks come and go whether anybody follows or not."""
         self._queues: dict[bytes, list[Reader]] = {}
         """By key space the readers that want to be the only one, the one that is first."""
         self.num_untold = 0
@@ -198,8 +199,9 @@ class Ledger:
         self._wake()
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     # Whoever reads.
 
@@ -241,6 +243,7 @@ class Ledger:
 
     async def changed(self) -> None:
         """Wait for something new."""
+        self._changed = self._changed or anyio.Event()
         await self._changed.wait()
 
     def since(self, sequence: int) -> list[_Change] | None:
