@@ -55,8 +55,8 @@ WRITING: Final = (
         name="path_that_no_file_can_have",
         why="An agent fails with a traceback where a setting should be named.",
         file="ucm/backends/files/_backend.py",
-        find="            os.fsencode(value)\n",
-        replace="",
+        find="suppress(UnicodeEncodeError):  # no file",
+        replace="suppress(ZeroDivisionError):  # no file",
         killers=(
             "tests/backends/test_files_settings.py::TestRefusals::test_wrong_setting_is_named",
         ),
