@@ -91,4 +91,14 @@ WRITING: Final = (
             "tests/agent/test_spill_again.py::test_blocks_without_an_answer_wait_on_in_the_order_in_which_they_came",
         ),
     ),
+    Mutant(
+        name="passed_state_taken_for_the_end_s",
+        why="A later prompt goes on from the state of a shorter prefix, and its answer is wrong.",
+        file="ucm/scheduler/lives.py",
+        find=" or index in loaded or is_passed:",
+        replace=" or index in loaded:",
+        killers=(
+            "tests/scheduler/test_states.py::TestOffers::test_state_that_a_step_went_past_is_not_that_of_the_blocks_end",
+        ),
+    ),
 )

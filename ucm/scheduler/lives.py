@@ -231,17 +231,18 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         """
         Return the blocks of the *at*-th group that the engine offers in this step.
 
-        Without those that end within a block, those that came from a load, and those
-        that the step does not complete.
+        Without those that end within a block, came from a load or are not completed. Nor that with
+        the state with which a step began within a block, and went past its end: vLLM 0.32 offers it as the end's.
         """
-        group = layout.groups[at]
+        group, begun = layout.groups[at], request.computed_tokens
         loaded = self.external[at] if self.external else range(0)
         complete = self._whole_tokens(layout, request) // group.block_tokens
         blocks = {}
         for offer in request.states:
-            index, rest = divmod(offer.boundary_tokens, group.block_tokens)
-            index -= 1
-            if offer.group_id != group.group_id or rest or index in loaded:
+            end = offer.boundary_tokens
+            index, rest = end // group.block_tokens - 1, end % group.block_tokens
+            is_passed = end - group.block_tokens < begun < end < request.end_tokens
+            if offer.group_id != group.group_id or rest or index in loaded or is_passed:
                 continue
             if 0 <= index < complete and offer.block_id != NULL_BLOCK:
                 block_hash = request.hashes[layout.hash_index(group, index)]
