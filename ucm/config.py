@@ -170,7 +170,8 @@ class StoreConfig:
     )
     huge_pages: HugePages = field(
         HugePages.AUTO,
-        "Huge pages for the slab: `auto` (where `/dev/shm` gives them), `require` or `off`.",
+        "Huge pages for the slab: `auto` (where the kernel has some: from 6.1 on it is asked for "
+        "them, an older one gives them where `/dev/shm` is mounted so), `require` or `off`.",
     )
     numa: str = field(
         OFF,

@@ -93,6 +93,8 @@ class TestSlab:
         """R-27: how to have them."""
         look = seen(mount=Mount("/dev/shm", "tmpfs", "rw"))
         assert any("remount,huge=advise" in r for *_, r in found(look, Severity.NOTE))
+        able = seen(mount=look.mount, may_collapse=True)
+        assert not any("huge" in r for *_, r in found(able, Severity.NOTE))
         off = StoreConfig(path="/x", capacity=4 * GIB, huge_pages=HugePages.OFF)
         assert [] == found(look, Severity.NOTE, config=off)
 

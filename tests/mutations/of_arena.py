@@ -19,6 +19,7 @@ _CAPACITY = "tests/stores/test_slab_arena.py::TestCapacity"
 _JOINING = "tests/stores/test_slab_populate.py::TestJoining"
 _ENDS = "tests/stores/test_slab_populate.py::TestEnds"
 _SHORTAGE = "tests/stores/test_slab_populate.py::TestShortage"
+_COLLAPSES = "tests/stores/test_slab_memory.py::TestCollapse"
 _PAGES = "tests/stores/test_slab_memory.py::TestHugePages"
 _NODES = "tests/stores/test_slab_memory.py::TestNodes"
 _LOST = "tests/stores/test_slab_lost.py::TestWrongBytes"
@@ -227,6 +228,45 @@ ARENA = (
         find="        if self.huge_pages is HugePages.REQUIRE and not has_huge_pages(memory, system):\n",
         replace="        if False:\n",
         killers=(f"{_PAGES}::test_mapping_that_got_none_is_refused",),
+    ),
+    Mutant(
+        name="used_memory_collapsed",
+        why="Each engine that starts has all others wait while their memory moves.",
+        file="ucm/stores/slab/_populate.py",
+        find="step: _Step, *, collapses: bool = False)",
+        replace="step: _Step, *, collapses: bool = True)",
+        killers=(f"{_COLLAPSES}::test_only_memory_that_nobody_uses_is_collapsed",),
+    ),
+    Mutant(
+        name="unwanted_huge_pages",
+        why="`store.huge_pages: off` has them all the same.",
+        file="ucm/stores/slab/_opened.py",
+        find="collapses=wishes.huge_pages is not HugePages.OFF,",
+        replace="collapses=True,",
+        killers=(f"{_COLLAPSES}::test_only_memory_that_nobody_uses_is_collapsed",),
+    ),
+    Mutant(
+        name="memory_of_others_collapsed",
+        why="What lies behind a piece of memory, and may be in use, is touched.",
+        file=_MEMORY,
+        find="range(first, len(memory) - _HUGE_BYTES + 1, _HUGE_BYTES)",
+        replace="range(first, len(memory), _HUGE_BYTES)",
+        killers=(
+            f"{_COLLAPSES}::test_whole_huge_pages_are_asked_for_and_all_memory_comes",
+        ),
+    ),
+    Mutant(
+        name="slab_mapped_anywhere",
+        why="No huge page of the file can be one of the mapping.",
+        file=_MEMORY,
+        find="        skipped = -first % _HUGE_BYTES\n",
+        replace="        skipped = 4096\n",
+        killers=(
+            (
+                "tests/stores/test_slab_memory.py::TestMapping::"
+                "test_file_is_mapped_from_where_a_huge_page_begins"
+            ),
+        ),
     ),
     Mutant(
         name="huge_pages_of_another_mapping",

@@ -55,8 +55,8 @@ FAST = (
         name="lost_slab_populated",
         why="Memory of files that nobody will ever read is taken from the machine.",
         file=f"{_DIRECTORY}/_opened.py",
-        find="self.directory, geometry, self.arena, memory, self.check_paths\n",
-        replace="self.directory, geometry, self.arena, memory, self.check\n",
+        find="geometry, self.arena, memory, self.check_paths),\n",
+        replace="geometry, self.arena, memory, self.check),\n",
         killers=(
             "tests/stores/test_slab_populate.py::TestEnds::test_lost_slab_gets_no_more",
         ),

@@ -75,8 +75,8 @@ PINNING = (
         name="half_populated",
         why="A copy faults pages in that the slab counts as there, or is killed for them.",
         file="ucm/stores/slab/_memory.py",
-        find="_populate_beside(parts)",
-        replace="_populate_beside(parts[:1])",
+        find="_populate_beside(parts, fill)",
+        replace="_populate_beside(parts[:1], fill)",
         killers=(
             (
                 "tests/stores/test_slab_memory.py::TestPopulate::"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Huge pages and NUMA nodes: a slab has what was asked for, or says why not."""
 
+import contextlib
 import mmap
 import os
 import re
@@ -16,6 +17,8 @@ from ucm.stores.slab import SlabStore, _creation, _memory
 from ucm.stores.slab._memory import (
     MemoryWishes,
     has_huge_pages,
+    map_aligned,
+    may_collapse,
     nodes_of,
     populate,
 )
@@ -85,10 +88,32 @@ class TestHugePages:
         ],
     )
     def test_machine_that_gives_them_is_tried(self, tmp_path, chosen, options):
-        """R-27: by the mount, or by the machine for all mounts."""
+        """R-27: by the mount, or by the machine for all mounts, however old its kernel is."""
         files = {SETTING: chosen, "proc/self/mountinfo": mounts(options)}
         system = make_system(tmp_path / "system", files)
         MemoryWishes(HugePages.REQUIRE).check(tmp_path / "not yet", system)
+
+    @pytest.mark.parametrize(
+        ("release", "may"),
+        [("6.1.0-13-amd64\n", True), ("6.0.9", False), ("7.0", True), ("odd", False)],
+    )
+    def test_kernel_that_makes_them_on_request_needs_no_mount(
+        self, tmp_path, release, may
+    ):
+        """R-27: since 6.1 it does so whatever mounts say, but where the machine denies it."""
+        files = {
+            SETTING: "[never]",
+            "proc/self/mountinfo": mounts("rw"),
+            "proc/sys/kernel/osrelease": release,
+        }
+        system = make_system(tmp_path / "system", files)
+        assert may is may_collapse(system)
+        wishes, place = MemoryWishes(HugePages.REQUIRE), tmp_path / "not yet"
+        with contextlib.nullcontext() if may else pytest.raises(ConfigError):
+            wishes.check(place, system)
+        denied = make_system(tmp_path / "denied", files | {SETTING: "[deny]"})
+        with pytest.raises(ConfigError, match="says deny"):
+            wishes.check(place, denied)
 
     def test_mapping_that_got_none_is_refused(self, memory_path, tmp_path, monkeypatch):
         """R-27: what counts is what the memory got; nobody is left in the slab."""
@@ -137,6 +162,116 @@ class TestHugePages:
             assert "hg nh".replace(flag, "").strip() not in flags_of(memory_path)
             assert 5 == save(store, make_keys(5))
             assert [payload(key) for key in make_keys(5)] == load(store, make_keys(5))
+
+
+class Kernel:
+    """The machine's, which may know no such request; notes what memory it is asked to collapse."""
+
+    def __init__(self, *, knows):
+        self.collapsed = []
+        self._knows = knows
+        self._libc = _memory._libc
+
+    def __getattr__(self, name):
+        return getattr(self._libc, name)
+
+    def madvise(self, address, nbytes, advice):
+        """Forward."""
+        if advice != _memory._MADV_COLLAPSE:
+            return self._libc.madvise(address, nbytes, advice)
+        self.collapsed.append((address.value, nbytes.value))
+        return self._libc.madvise(address, nbytes, advice) if self._knows else -1
+
+
+HUGE = 2 << 20
+
+
+class TestCollapse:
+    @pytest.mark.parametrize("knows", [True, False])
+    def test_whole_huge_pages_are_asked_for_and_all_memory_comes(
+        self, memory_path, monkeypatch, knows
+    ):
+        """R-27: on a mount without them, too; where a kernel has none, small ones come."""
+        kernel = Kernel(knows=knows)
+        monkeypatch.setattr(_memory, "_libc", kernel)
+        nbytes = 3 * HUGE + 4096
+        with memory_path.parent.joinpath("data").open("w+b") as file:
+            file.truncate(nbytes)
+            memory = np.frombuffer(map_aligned(file.fileno()), np.uint8)
+            populate(memory, file.fileno(), 0, collapses=True)
+            assert [(memory.ctypes.data, 3 * HUGE)] == kernel.collapsed
+            assert nbytes == 512 * os.fstat(file.fileno()).st_blocks
+            assert not memory.any()
+            del memory
+
+    def test_memory_that_is_less_than_a_huge_page_is_as_it_was(
+        self, memory_path, monkeypatch
+    ):
+        """R-27: nothing is asked of what is not ours."""
+        kernel = Kernel(knows=True)
+        monkeypatch.setattr(_memory, "_libc", kernel)
+        with memory_path.parent.joinpath("data").open("w+b") as file:
+            file.truncate(nbytes := HUGE + 8192)
+            memory = np.frombuffer(map_aligned(file.fileno()), np.uint8)[4096:]
+            populate(memory, file.fileno(), 4096, collapses=True)
+            assert [(memory.ctypes.data + HUGE - 4096, 0)] == kernel.collapsed
+            assert nbytes - 4096 <= 512 * os.fstat(file.fileno()).st_blocks
+            del memory
+
+    @pytest.mark.parametrize(
+        ("wanted", "asked"), [(HugePages.AUTO, CAPACITY), (HugePages.OFF, 0)]
+    )
+    def test_only_memory_that_nobody_uses_is_collapsed(
+        self, memory_path, monkeypatch, wanted, asked
+    ):
+        """R-27: who comes later finds it as it is, and its blocks; ``off`` asks for none."""
+        kernel = Kernel(knows=True)
+        monkeypatch.setattr(_memory, "_libc", kernel)
+        with open_slab(memory_path, huge_pages=wanted) as store:
+            save(store, make_keys(5))
+            told = [nbytes for _, nbytes in kernel.collapsed]
+            assert asked == sum(told)
+            with open_slab(memory_path, huge_pages=wanted) as later:
+                assert told == [nbytes for _, nbytes in kernel.collapsed]
+                assert [payload(key) for key in make_keys(5)] == load(
+                    later, make_keys(5)
+                )
+
+
+class TestMapping:
+    def test_file_is_mapped_from_where_a_huge_page_begins(self, memory_path):
+        """R-27: else none of its huge pages could be one of the mapping; what is written there is
+        the file's, and it goes with the last view."""
+        path = memory_path.parent / "data"
+        with path.open("w+b") as file:
+            file.truncate(nbytes := 5 * 4096)
+            memory = np.frombuffer(map_aligned(file.fileno()), np.uint8)
+            assert 0 == memory.ctypes.data % HUGE
+            assert nbytes == len(memory)
+            memory[4096:8192] = 7
+            assert bytes(4096) + b"\7" * 4096 == path.read_bytes()[:8192]
+            assert f" {path}\n" in Path("/proc/self/smaps").read_text()
+            del memory
+            assert f" {path}\n" not in Path("/proc/self/smaps").read_text()
+
+    def test_file_is_mapped_anyhow(self, memory_path, monkeypatch):
+        """R-27: where a kernel maps nothing there, it lies where it likes."""
+        monkeypatch.setattr(_memory, "_map", lambda *_: None)
+        path = memory_path.parent / "data"
+        with path.open("w+b") as file:
+            file.truncate(4096)
+            memory = np.frombuffer(map_aligned(file.fileno()), np.uint8)
+            memory[:] = 7
+            assert b"\7" * 4096 == path.read_bytes()
+            del memory
+
+    def test_empty_file_is_refused(self, tmp_path):
+        """R-27: as any mapping refuses it."""
+        with (
+            (tmp_path / "data").open("w+b") as file,
+            pytest.raises(ValueError, match="empty"),
+        ):
+            map_aligned(file.fileno())
 
 
 class TestPopulate:

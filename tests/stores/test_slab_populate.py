@@ -50,7 +50,13 @@ class Kernel:
             assert self._changed.wait_for(lambda: extent in self.wanted, LIMIT_S)
 
     def populate(
-        self, memory: np.ndarray, fd: int, offset: int, num_threads: int
+        self,
+        memory: np.ndarray,
+        fd: int,
+        offset: int,
+        num_threads: int,
+        *,
+        collapses: bool,
     ) -> None:
         """Stand for the function of that name."""
         extent = offset // EXTENT
@@ -61,7 +67,7 @@ class Kernel:
             assert self._changed.wait_for(lambda: extent < self._limit, LIMIT_S)
         if self.fails:
             raise self.fails
-        populate(memory, fd, offset, num_threads)
+        populate(memory, fd, offset, num_threads, collapses=collapses)
 
 
 @pytest.fixture

@@ -71,7 +71,8 @@ def _remedy(seen: SlabLook, *, is_mount: bool) -> str:
 
 def _check_huge_pages(config: StoreConfig, seen: SlabLook) -> Iterator[Finding]:
     place, options = seen.mount.place, seen.mount.options
-    if config.huge_pages is HugePages.AUTO and "huge=" not in options:
+    is_given = "huge=" in options or seen.may_collapse
+    if config.huge_pages is HugePages.AUTO and not is_given:
         yield note(
             "huge pages",
             f"{place} is mounted without huge pages; the slab comes in small ones",

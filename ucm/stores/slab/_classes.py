@@ -10,7 +10,8 @@ import contextlib
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import attrs
@@ -30,6 +31,7 @@ __all__ = [
     "extents_of",
     "make_index",
     "map_again",
+    "map_whole",
     "take_along",
     "uses_of",
 ]
@@ -87,10 +89,9 @@ class ClassIndex:
             undo.callback(lock.close)
             layout = IndexLayout(geometry.num_slots)
             owners = Owners(lock.fd)
-            mapping = map_again(
-                directory, name, lock.fd, layout.nbytes, at_once=at_once
-            )
-            index = SlotIndex(memoryview(mapping), layout, lock, owners.find_dead)
+            make = partial(map_whole, at_once=at_once)
+            memory = map_again(directory, name, lock.fd, layout.nbytes, make)
+            index = SlotIndex(memory, layout, lock, owners.find_dead)
             if not index.is_formatted():
                 raise path_error(directory.root, f"{name} is no index")
             index.fates = map_fates(directory, at_once=at_once)
@@ -106,11 +107,27 @@ class ClassIndex:
             self.lock.close()
 
 
+def map_whole(fd: int, *, at_once: bool) -> memoryview:
+    """Do as ``map_file``."""
+    return memoryview(map_file(fd, at_once=at_once))
+
+
 def map_again(
-    directory: Directory, name: str, held_fd: int, nbytes: int, *, at_once: bool
-) -> mmap.mmap:
+    directory: Directory,
+    name: str,
+    held_fd: int,
+    nbytes: int,
+    make: Callable[[int], memoryview],
+) -> memoryview:
     """
     Map a file that is open: anew, as a mapping keeps its descriptor, locks and all.
+
+    Args:
+        directory: Where it is.
+        name: Of the file.
+        held_fd: The descriptor that is open.
+        nbytes: The file's size.
+        make: Maps the file of a descriptor.
 
     Raises:
         ConfigError: It cannot be mapped, or has another size than it should.
@@ -119,7 +136,7 @@ def map_again(
         fd = directory.open(name)
         try:
             is_held = os.path.samestat(os.fstat(fd), os.fstat(held_fd))
-            mapping = map_file(fd, at_once=at_once)
+            mapping = make(fd)
         finally:
             os.close(fd)
     except ConfigError:  # a ValueError that says it better

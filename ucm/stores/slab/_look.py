@@ -21,7 +21,7 @@ from ucm.stores.slab._files import (
     require_memory,
 )
 from ucm.stores.slab._layout import IndexLayout
-from ucm.stores.slab._memory import MemoryWishes, Mount, mount_of
+from ucm.stores.slab._memory import MemoryWishes, Mount, may_collapse, mount_of
 from ucm.stores.slab._room import Room, memory_rooms
 
 __all__ = ["SlabLook", "look"]
@@ -44,6 +44,7 @@ class SlabLook:
         num_slots: For blocks of the size asked about; 0 if none was.
         data_bytes: Of the slab that is there; 0 if there is none.
         slot_sizes: That its blocks lie in.
+        may_collapse: The kernel may make huge pages on request, whatever mounts say.
     """
 
     problems: tuple[ConfigError, ...] = ()
@@ -53,6 +54,7 @@ class SlabLook:
     num_slots: int = 0
     data_bytes: int = 0
     slot_sizes: tuple[int, ...] = ()
+    may_collapse: bool = False
 
 
 def look(
@@ -99,6 +101,7 @@ def look(
         needed_bytes=missing + (0 if found.data_bytes else index_bytes),
         rooms=rooms,
         num_slots=num_slots,
+        may_collapse=may_collapse(system),
     )
 
 

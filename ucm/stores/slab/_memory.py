@@ -6,14 +6,15 @@ Called through ``ctypes``, which lets other threads run meanwhile; ``mmap.madvis
 does not.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
 import os
 import platform
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from pathlib import Path
 
 import attrs
@@ -30,13 +31,19 @@ __all__ = [
     "advise",
     "has_huge_pages",
     "is_in_memory",
+    "map_aligned",
+    "may_collapse",
     "mount_of",
     "nodes_of",
     "populate",
     "punch",
 ]
 
-_MADV_POPULATE_WRITE = 23
+_MADV_POPULATE_WRITE, _MADV_COLLAPSE = 23, 25
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
+_COLLAPSES = 6, 1
+"""The kernel that makes huge pages on request."""
+_PAGE = 4096
 _HUGE_BYTES = 2 << 20
 _SYS_MBIND = {"x86_64": 237, "aarch64": 235}
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -44,6 +51,12 @@ _TMPFS_MAGIC = 0x01021994
 _MPOL_BIND, _MPOL_INTERLEAVE = 2, 3
 _AGAIN = {errno.EINTR, errno.EAGAIN}
 _libc = ctypes.CDLL(None, use_errno=True)
+_map = _libc.mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = (
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
+    *(ctypes.c_int, ctypes.c_long),
+)
 
 _Memory = npt.NDArray[np.uint8]
 """A mapping, or a part of one, as bytes."""
@@ -57,7 +70,36 @@ def _madvise(memory: _Memory, advice: int) -> None:
             raise OSError(code, os.strerror(code))
 
 
-def populate(memory: _Memory, fd: int, offset: int, num_threads: int = 1) -> None:
+def map_aligned(fd: int) -> memoryview:
+    """
+    Map a whole file, shared, from where a huge page can begin, if there is room for that.
+
+    Raises:
+        OSError: It cannot be mapped.
+        ValueError: It is empty.
+    """
+    nbytes = os.fstat(fd).st_size
+    with contextlib.suppress(OSError):
+        kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        room = mmap.mmap(-1, nbytes + _HUGE_BYTES, kind)
+        first = np.frombuffer(room, np.uint8).ctypes.data
+        skipped = -first % _HUGE_BYTES
+        wanted, access = first + skipped, mmap.PROT_READ | mmap.PROT_WRITE
+        kind = mmap.MAP_SHARED | _MAP_FIXED
+        # In the place of memory that is ours: all of it goes with the last view.
+        if nbytes and _map(wanted, nbytes, access, kind, fd, 0) == wanted:
+            return memoryview(room)[skipped : skipped + nbytes]
+    return memoryview(mmap.mmap(fd, 0))
+
+
+def populate(
+    memory: _Memory,
+    fd: int,
+    offset: int,
+    num_threads: int = 1,
+    *,
+    collapses: bool = False,
+) -> None:
     """
     See that every page is there and known to this process; blocks, and may be stopped.
 
@@ -66,26 +108,49 @@ def populate(memory: _Memory, fd: int, offset: int, num_threads: int = 1) -> Non
         fd: The file that is mapped there.
         offset: Of the memory in the file.
         num_threads: That do it; one has a kernel zero some 2 GB a second.
+        collapses: Nobody uses it yet, and it may come in huge pages.
 
     Raises:
         OSError: There is no memory for a page; ``EFAULT`` or ``ENOMEM``, ``ENOSPC``.
     """
     share = _HUGE_BYTES * -(-len(memory) // (_HUGE_BYTES * num_threads))
     parts = [memory[at : at + share] for at in range(0, len(memory), share)]
+    fill = _fill_huge if collapses else _fill
     try:
-        if not (len(parts) > 1 and _populate_beside(parts)):
-            _madvise(memory, _MADV_POPULATE_WRITE)
+        if not (len(parts) > 1 and _populate_beside(parts, fill)):
+            fill(memory)
     except OSError as exc:
         if exc.errno != errno.EINVAL:  # EINVAL: a kernel before 5.14
             raise
         os.posix_fallocate(fd, offset, len(memory))
 
 
-def _populate_beside(parts: list[_Memory]) -> bool:
+def _fill(memory: _Memory) -> None:
+    _madvise(memory, _MADV_POPULATE_WRITE)
+
+
+def _fill_huge(memory: _Memory) -> None:
+    """
+    Have huge pages as long as the kernel finds some; then small ones.
+
+    Asked so, it does whatever its settings and the mount say, but where they say ``deny``
+    (madvise(2)): where a page is there, it makes a huge one of it.
+    """
+    first = -memory.ctypes.data % _HUGE_BYTES
+    places = range(first, len(memory) - _HUGE_BYTES + 1, _HUGE_BYTES)
+    for at in places:
+        _fill(memory[at : at + _PAGE])
+    # By one call: each has all CPUs hand over what pages they have just taken.
+    address = ctypes.c_void_p(memory.ctypes.data + first)
+    _libc.madvise(address, ctypes.c_size_t(len(places) * _HUGE_BYTES), _MADV_COLLAPSE)
+    _fill(memory)
+
+
+def _populate_beside(parts: list[_Memory], fill: Callable[[_Memory], None]) -> bool:
     """Populate parts side by side; return whether there were threads for it."""
     try:
         with ThreadPoolExecutor(len(parts), "ucm-populate") as pool:
-            for _ in pool.map(_madvise, parts, repeat(_MADV_POPULATE_WRITE)):
+            for _ in pool.map(fill, parts):
                 pass  # an error is raised here
     except RuntimeError:  # none is to be had, or the process ends
         return False
@@ -173,6 +238,15 @@ def has_huge_pages(memory: _Memory, system: Path) -> bool:
     return False
 
 
+def may_collapse(system: Path) -> bool:
+    """Return whether this kernel may make huge pages on request, whatever mounts say."""
+    try:
+        release = (system / "proc/sys/kernel/osrelease").read_text()
+    except OSError:
+        return False
+    return tuple(map(int, re.findall(r"\d+", release)[:2])) >= _COLLAPSES
+
+
 def _require_huge_pages(root: Path, system: Path) -> None:
     """
     Make sure that memory below *root* can come in huge pages.
@@ -190,6 +264,8 @@ def _require_huge_pages(root: Path, system: Path) -> None:
             f"{setting} says {chosen[0] if chosen else 'nothing'}",
             f"Write advise to {setting}",
         )
+    if may_collapse(system):
+        return
     mount = mount_of(root, system)
     if chosen == ["force"] or re.search(
         r"\bhuge=(always|within_size|advise)\b", mount.options

@@ -20,23 +20,30 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from ucm.config import HugePages
 from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import _creation
 from ucm.stores.slab._arena import Arena, Supply, drop_what_others_own, region_of
-from ucm.stores.slab._classes import ClassIndex, make_index, map_again
+from ucm.stores.slab._classes import (
+    ClassIndex,
+    make_index,
+    map_again,
+    map_whole,
+)
 from ucm.stores.slab._creation import find_or_create, making, require_room
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import make_fates
 from ucm.stores.slab._files import ARENA, DATA, path_error, seek
 from ucm.stores.slab._layout import IndexLayout, Word
 from ucm.stores.slab._locks import FileLock, are_bound, entered, is_bound
-from ucm.stores.slab._memory import MemoryWishes
+from ucm.stores.slab._memory import MemoryWishes, map_aligned
 from ucm.stores.slab._populate import Populator
 from ucm.stores.slab._settle import settle
 
@@ -302,21 +309,23 @@ class OpenedSlab:
 
     def _map_arena(self, lock: FileLock) -> Arena:
         _, fd, nbytes, _ = self._files[1]
-        mapping = map_again(self.directory, ARENA, fd, nbytes, at_once=True)
-        return Arena(mapping, self.geometry.num_extents, lock)
+        make = partial(map_whole, at_once=True)
+        memory = map_again(self.directory, ARENA, fd, nbytes, make)
+        return Arena(memory, self.geometry.num_extents, lock)
 
     def _map_data(self, wishes: MemoryWishes) -> None:
-        mapping = map_again(
-            self.directory, DATA, self._data_fd, self.geometry.data_bytes, at_once=False
-        )
-        memory = np.frombuffer(mapping, dtype=np.uint8)
         geometry = self.geometry
+        mapped = map_again(
+            self.directory, DATA, self._data_fd, geometry.data_bytes, map_aligned
+        )
+        memory = np.frombuffer(mapped, dtype=np.uint8)
         nbytes = geometry.num_slots * geometry.slot_bytes
         self.pool = memory[:nbytes].reshape(geometry.num_slots, geometry.slot_bytes)
         wishes.tell(memory, _creation.SYSTEM)
         with making(self.directory, geometry):
             self.populator = Populator(
-                self.directory, geometry, self.arena, memory, self.check_paths
+                *(self.directory, geometry, self.arena, memory, self.check_paths),
+                collapses=wishes.huge_pages is not HugePages.OFF,
             )
 
     def _join(self) -> None:

@@ -64,6 +64,7 @@ class Populator:
         arena: Its table.
         memory: All of its data, mapped.
         check: Raises ``StoreUnavailableError`` once the slab is not to be touched.
+        collapses: Memory may come in huge pages.
 
     Raises:
         ConfigError: A file is not ours.
@@ -77,7 +78,10 @@ class Populator:
         arena: Arena,
         memory: npt.NDArray[np.uint8],
         check: Callable[[], None],
+        *,
+        collapses: bool = True,
     ) -> None:
+        self._collapses = collapses
         self._watcher: Callable[[StoreGrowth], None] = _ignore
         self._telling = threading.Lock()
         self._last_word: str | None = None
@@ -197,13 +201,14 @@ class Populator:
         if not self._take_turn() or self._is_done(step):
             return  # whoever had the turn has done it, and is over
         if self._has_room(step):
-            self._populate(step)
+            self._populate(step, collapses=self._collapses)
             self._arena.populated[step.extents] = True
 
-    def _populate(self, step: _Step) -> None:
+    def _populate(self, step: _Step, *, collapses: bool = False) -> None:
         self._check()
         memory = self.memory[step.start : step.stop]
-        populate(memory, self._data_fd, step.start, self._num_threads)
+        where = memory, self._data_fd, step.start
+        populate(*where, self._num_threads, collapses=collapses)
 
     def _is_done(self, step: _Step) -> bool:
         return bool(self._arena.populated[step.extents].all())
