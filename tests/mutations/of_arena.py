@@ -256,6 +256,16 @@ ARENA = (
         ),
     ),
     Mutant(
+        name="huge_pages_of_one_node",
+        why="With `store.numa: interleave` all of a slab lies at one node.",
+        file=_MEMORY,
+        find="        some = at + number % (_HUGE_BYTES // _PAGE) * _PAGE\n",
+        replace="        some = at + 0 * number\n",
+        killers=(
+            f"{_COLLAPSES}::test_whole_huge_pages_are_asked_for_and_all_memory_comes",
+        ),
+    ),
+    Mutant(
         name="slab_mapped_anywhere",
         why="No huge page of the file can be one of the mapping.",
         file=_MEMORY,

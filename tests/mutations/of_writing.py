@@ -92,11 +92,21 @@ WRITING: Final = (
         ),
     ),
     Mutant(
+        name="drafts_taken_for_known_tokens",
+        why="With speculation most states of decoded tokens are never saved.",
+        file="ucm/scheduler/lives.py",
+        find="begun < end < known\n",
+        replace="begun < end < request.end_tokens\n",
+        killers=(
+            "tests/scheduler/test_states.py::TestOffers::test_state_that_a_step_went_past_is_not_that_of_the_blocks_end",
+        ),
+    ),
+    Mutant(
         name="passed_state_taken_for_the_end_s",
         why="A later prompt goes on from the state of a shorter prefix, and its answer is wrong.",
         file="ucm/scheduler/lives.py",
-        find=" or index in loaded or is_passed:",
-        replace=" or index in loaded:",
+        find="end - size < begun < end < known\n",
+        replace="False\n",
         killers=(
             "tests/scheduler/test_states.py::TestOffers::test_state_that_a_step_went_past_is_not_that_of_the_blocks_end",
         ),

@@ -93,17 +93,24 @@ class TestOffers:
         assert [33, 9] == saved_blocks(plan)[RECURRENT]
 
     @pytest.mark.parametrize(
-        ("begun", "tokens", "is_saved"),
-        [(12, 8, False), (12, 4, True), (8, 12, True), (16, 4, True)],
-        ids=["passed", "reached", "made on the way", "there before"],
+        ("begun", "tokens", "known", "is_saved"),
+        [
+            (12, 8, 20, False),
+            (12, 4, 20, True),
+            (8, 12, 20, True),
+            (16, 4, 20, True),
+            (15, 3, 16, True),
+        ],
+        ids=["passed", "reached", "made on the way", "there before", "drafts"],
     )
     def test_state_that_a_step_went_past_is_not_that_of_the_blocks_end(
-        self, begun: int, tokens: int, is_saved: bool
+        self, begun: int, tokens: int, known: int, is_saved: bool
     ) -> None:
         """H-09: vLLM 0.32 offers the block with the state at a hit within it as the one with the
-        state at its end, though the step that began there wrote no state at that end."""
+        state at its end, though the step that began there wrote no state at that end. Of drafts
+        nothing is known yet: the engine sees to it that the block has the state at its end."""
         adapter = make_adapter(LAYOUT, SetIndex())
-        request = prefill("r", (9, 16), tokens=20)
+        request = prefill("r", (9, 16), tokens=known)
         request = replace(request, computed_tokens=begun, end_tokens=begun + tokens)
         plan = adapter.plan_step(facts(request))
         assert is_saved == (RECURRENT in saved_blocks(plan))

@@ -168,7 +168,7 @@ class Kernel:
     """The machine's, which may know no such request; notes what memory it is asked to collapse."""
 
     def __init__(self, *, knows):
-        self.collapsed = []
+        self.collapsed, self.touched = [], []
         self._knows = knows
         self._libc = _memory._libc
 
@@ -177,6 +177,8 @@ class Kernel:
 
     def madvise(self, address, nbytes, advice):
         """Forward."""
+        if nbytes.value == 4096:
+            self.touched.append(address.value)
         if advice != _memory._MADV_COLLAPSE:
             return self._libc.madvise(address, nbytes, advice)
         self.collapsed.append((address.value, nbytes.value))
@@ -199,7 +201,12 @@ class TestCollapse:
             file.truncate(nbytes)
             memory = np.frombuffer(map_aligned(file.fileno()), np.uint8)
             populate(memory, file.fileno(), 0, collapses=True)
-            assert [(memory.ctypes.data, 3 * HUGE)] == kernel.collapsed
+            start = memory.ctypes.data
+            assert [(start, 3 * HUGE)] == kernel.collapsed
+            # Nodes that have pages in turn, by the page, have huge pages in turn.
+            assert [0, HUGE + 4096, 2 * HUGE + 8192] == [
+                address - start for address in kernel.touched
+            ]
             assert nbytes == 512 * os.fstat(file.fileno()).st_blocks
             assert not memory.any()
             del memory

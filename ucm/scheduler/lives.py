@@ -229,24 +229,24 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         self, layout: KVLayout, at: int, request: ScheduledRequest
     ) -> list[Run]:
         """
-        Return the blocks of the *at*-th group that the engine offers in this step.
+        Return the blocks of the *at*-th group that the engine offers in this step, but not these.
 
-        Without those that end within a block, came from a load or are not completed. Nor that with
-        the state with which a step began within a block, and went past its end: vLLM 0.32 offers it as the end's.
+        Those that end within a block, came from a load or are not completed. That with the state
+        with which a step began within a block, and went past its end but for drafts: vLLM 0.32 takes it for the end's.
         """
         group, begun = layout.groups[at], request.computed_tokens
         loaded = self.external[at] if self.external else range(0)
-        complete = self._whole_tokens(layout, request) // group.block_tokens
+        known = min(request.end_tokens, len(request.hashes) * layout.hash_block_tokens)
+        whole = min(known, self.most_saved) // group.block_tokens
         blocks = {}
-        for offer in request.states:
-            end = offer.boundary_tokens
-            index, rest = end // group.block_tokens - 1, end % group.block_tokens
-            is_passed = end - group.block_tokens < begun < end < request.end_tokens
-            if offer.group_id != group.group_id or rest or index in loaded or is_passed:
+        for each in request.states:
+            end, size = each.boundary_tokens, group.block_tokens
+            index, is_passed = end // size - 1, end - size < begun < end < known
+            if each.group_id != group.group_id or index in loaded or is_passed:
                 continue
-            if 0 <= index < complete and offer.block_id != NULL_BLOCK:
+            if index in range(whole) and not end % size and each.block_id != NULL_BLOCK:
                 block_hash = request.hashes[layout.hash_index(group, index)]
-                blocks[index] = Run(index, (offer.block_id,), (block_hash,))
+                blocks[index] = Run(index, (each.block_id,), (block_hash,))
         return [blocks[index] for index in sorted(blocks)]
 
 

@@ -138,8 +138,11 @@ def _fill_huge(memory: _Memory) -> None:
     """
     first = -memory.ctypes.data % _HUGE_BYTES
     places = range(first, len(memory) - _HUGE_BYTES + 1, _HUGE_BYTES)
-    for at in places:
-        _fill(memory[at : at + _PAGE])
+    for number, at in enumerate(places):
+        # Not the first of each: a kernel that takes nodes in turn takes them page by page, and
+        # the huge page comes from where that one lies.
+        some = at + number % (_HUGE_BYTES // _PAGE) * _PAGE
+        _fill(memory[some : some + _PAGE])
     # By one call: each has all CPUs hand over what pages they have just taken.
     address = ctypes.c_void_p(memory.ctypes.data + first)
     _libc.madvise(address, ctypes.c_size_t(len(places) * _HUGE_BYTES), _MADV_COLLAPSE)
