@@ -16,7 +16,7 @@ import torch
 from benchmarks.harness import make_keys
 from benchmarks.memory import GROUP, ROW_IDS, ROWS, make_memory, make_order, running
 from benchmarks.step import DIGEST
-from benchmarks.stores import MEMORY, mapped
+from benchmarks.stores import MEMORY, await_memory, mapped
 from ucm.blocks import PackedKey
 from ucm.config import UCMConfig
 from ucm.devices.cpu import CPUDevice
@@ -32,7 +32,6 @@ __all__ = ["CALL_SPANS", "KB", "POOL_SPANS", "SPAN_BYTES", "Bench", "on_slab"]
 SPAN_BYTES = 8 << 20
 POOL_SPANS, CALL_SPANS, CALL_REQUESTS = 64, 16, 4
 KB = 1 << 10
-_MEMORY_S = 60.0
 
 _Bytes = npt.NDArray[np.uint8]
 
@@ -94,16 +93,8 @@ class Bench:
                 self.store, self.device, self._layout, self._home, config=self._config
             ) as self._runtime,
         ):
-            self._await_memory()
+            await_memory(self.store)
             yield self
-
-    def _await_memory(self) -> None:
-        """Wait until a store has all its memory: before there is room for some blocks only."""
-        until = time.monotonic() + _MEMORY_S
-        while (stats := self.store.stats()).populated_bytes < stats.capacity_bytes:
-            if time.monotonic() > until:
-                raise TimeoutError(f"the store has no memory yet: {stats}")
-            time.sleep(0.01)
 
     def new_keys(self) -> list[PackedKey]:
         """Return the keys of a span that was never saved."""
