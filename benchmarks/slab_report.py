@@ -44,8 +44,7 @@ stands what the kernel takes to populate a file of that size in one call. A rank
 {capacity} GiB has {tables:.0f} MiB of page tables where memory comes in pages of 4 KiB, so that
 eight ranks on a slab of 1 TiB have {terabyte:.0f} GiB of them; in huge pages a five-hundredth. Linux 6.1 and later
 makes huge pages of a slab's memory as it comes, where it finds some, also on a mount without
-(`MADV_COLLAPSE`): 3 GiB were there after 1.2 to 8 s, and after 2 to 5 in small pages, beside other
-work; the longer the more memory lies in pieces.
+(`MADV_COLLAPSE`); it takes the longer the more memory lies in pieces.
 
 """
 

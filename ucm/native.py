@@ -16,12 +16,22 @@ import ctypes
 import itertools
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LIBRARY", "Native", "address_of", "addresses_of", "find_native"]
+__all__ = [
+    "LIBRARY",
+    "MOST_THREADS",
+    "Native",
+    "address_of",
+    "addresses_of",
+    "find_native",
+]
+
+MOST_THREADS: Final = 64
+"""Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
 _VERSION = 12
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int

@@ -142,6 +142,30 @@ def test_only_a_brief_load_keeps_the_lock(
     assert [keeps] == called
 
 
+@pytest.mark.parametrize(("given", "wanted"), [(None, 1), (4, 4), (2**40, 64)])
+def test_a_load_has_the_threads_that_its_device_was_given(
+    by_native: native.Native,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    given: int | None,
+    wanted: int,
+) -> None:
+    """R-18: one until somebody says so, and never more than native code begins."""
+    call, told = by_native.loads, list[int]()
+
+    def note(*lists: Any) -> Any:
+        told.append(lists[8])
+        return call(*lists)
+
+    monkeypatch.setattr(by_native, "loads", note)
+    world = World.of(1 << 20)
+    told.clear()
+    if given is not None:
+        world.device.hash_on(given)
+    where = GroupId(0), [RowId(0)], world.slots, BLOCKS, SEEDS
+    world.check([*world.device.scatter(*where).digests()])
+    assert [wanted] == told
+
+
 @pytest.mark.usefixtures("by_python")
 def test_without_native_code_nothing_is_told() -> None:
     """Whoever loads verifies then, piece by piece."""

@@ -374,4 +374,27 @@ DIGESTS = (
             f"{_NATIVE_LOADS}::test_a_library_that_says_something_else_is_not_used",
         ),
     ),
+    Mutant(
+        name="loads_stay_on_one_thread",
+        why="A prompt waits for one core while all others stand still.",
+        file="ucm/devices/cpu.py",
+        find="        self._most_hashing = most_threads\n",
+        replace="        del most_threads\n",
+        killers=(
+            f"{_NATIVE_LOADS}::test_a_load_has_the_threads_that_its_device_was_given",
+        ),
+    ),
+    Mutant(
+        name="half_the_cpus_wait_for_a_load",
+        why="An engine that computes on all its CPUs waits for some of them.",
+        file="ucm/runtime.py",
+        find="share=1 if device.is_synchronous else 2",
+        replace="share=2",
+        killers=(
+            (
+                "tests/pipeline/test_load_verified.py::"
+                "test_loads_on_the_cpu_have_all_cpus_and_checksums_beside_a_device_half"
+            ),
+        ),
+    ),
 )

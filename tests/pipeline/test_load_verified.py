@@ -8,6 +8,7 @@ from tests.native_kit import by_native, by_python  # noqa: F401  fixtures
 from tests.pipeline.kit import AsyncDevice
 from tests.pipeline.test_load import ROWS, SPAN, World, recording
 from tests.rig import BLOCK_BYTES, NUM_BLOCKS, keys_of, running_on
+from ucm import affinity
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockCorruptError, BlockNotFoundError
@@ -65,6 +66,17 @@ def test_checksums_of_saves_take_further_threads_beside_a_device_only():
     store, device = Helped(MemoryStore(8, BLOCK_BYTES)), Helping(NUM_BLOCKS)
     with running_on(store, device, threads):
         assert (1, 5) == (store.asked, device.asked)
+
+
+def test_loads_on_the_cpu_have_all_cpus_and_checksums_beside_a_device_half(monkeypatch):
+    """R-18: an engine that computes on them waits for its load; one with a device goes on."""
+    monkeypatch.setattr(affinity, "process_cpus", lambda: frozenset(range(6)))
+    monkeypatch.setattr(affinity, "_quotas", lambda _: ())
+    store, device = Helped(MemoryStore(8, BLOCK_BYTES)), Helping(NUM_BLOCKS)
+    with running_on(store, device):
+        assert (1, 6) == (store.asked, device.asked)
+    with running_on(store, AsyncDevice(NUM_BLOCKS)):
+        assert 3 == store.asked
 
 
 class Untold(CPUDevice):

@@ -18,7 +18,7 @@ from ucm.blocks import RowId
 from ucm.devices._paged import PagedCopy, Part
 from ucm.devices._pages import Pages
 from ucm.devices.events import DoneFence
-from ucm.native import address_of
+from ucm.native import MOST_THREADS, address_of
 from ucm.plan import HostSlots
 from ucm.xxh3 import DIGESTER, find_whole
 
@@ -26,8 +26,6 @@ __all__ = ["DigestedLoads", "ToldFence", "find_loads"]
 
 _KEPT_BYTES: Final = 256 << 10
 """So many are copied with the interpreter lock: to get it back would take longer."""
-_MOST_THREADS: Final = 64
-"""Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
 
 class ToldFence(DoneFence):
@@ -89,7 +87,7 @@ class DigestedLoads:
             self._digest,
             *(address_of(slots.pool), slots.pool.strides[0]),
             *(slots.block_bytes, count, address_of(spans[0])),
-            *(address_of(seeds), address_of(found), min(most_threads, _MOST_THREADS)),
+            *(address_of(seeds), address_of(found), min(most_threads, MOST_THREADS)),
             None if DIGESTER is None else DIGESTER.addresses,
             *pages.lists,
             *(len(pages.starts), address_of(spans[1])),

@@ -7,20 +7,16 @@ library exports the function; one by one otherwise. The digests are the same.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from ucm import native
-from ucm.native import address_of
+from ucm.native import MOST_THREADS, address_of
 from ucm.plan import HostSlots
 from ucm.xxh3 import find_whole
 
 __all__ = ["ManyDigests", "digests_of", "find_many"]
-
-_MOST_THREADS: Final = 64
-"""Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
 
 class ManyDigests:
@@ -59,7 +55,7 @@ class ManyDigests:
             self._digest,
             *(address_of(pool), pool.strides[0], slots.block_bytes, count),
             *map(address_of, (places, seeds_of, found)),
-            min(most_threads, _MOST_THREADS),
+            min(most_threads, MOST_THREADS),
         )
         digests: list[int] = found.tolist()
         return digests
