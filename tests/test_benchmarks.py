@@ -67,7 +67,7 @@ SMALLEST = {
     "stores": "memory 2 MB",
     "lookup": "small",
     "engine_thread": "submit idle",
-    "pipeline": "memory",
+    "pipeline": "copy 2 KB block-contiguous",
     "tiers": "depth",
     "trace_cost": "span",
 }
