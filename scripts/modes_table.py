@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write the tables of ``docs/modes.md`` from ``ucm.integration.vllm.modes``."""
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 
 from scripts.settings_table import ROOT, put_between
 from ucm.config import Switch
@@ -11,12 +12,11 @@ from ucm.integration.vllm.modes import (
     Facts,
     Mode,
     Shape,
-    all_facts,
     choose_mode,
     contradicts,
 )
 
-__all__ = ["PAGE", "rewrite"]
+__all__ = ["PAGE", "all_facts", "rewrite"]
 
 PAGE = ROOT / "docs" / "modes.md"
 _SHOWN = {
@@ -45,6 +45,24 @@ def rewrite(text: str) -> str:
     ):
         text = put_between(text, name, "\n".join(make()))
     return text
+
+
+def all_facts() -> Iterator[Facts]:
+    """Return every combination that ``choose_mode`` can be asked about."""
+    choices: dict[str, tuple[object, ...]] = {
+        "is_mock": (False, True),
+        "context_parallel": (False, True),
+        "use_layerwise": (False, True),
+        "shape": tuple(Shape),
+        "overlapping_batches": (False, True),
+        "local_cache": (False, True),
+        "micro_batches": (False, True),
+        "speculation": (False, True),
+        "kv_role": tuple(ROLES),
+        "writes_back": (False, True),
+    }
+    for values in itertools.product(*choices.values()):
+        yield Facts(**dict(zip(choices, values, strict=True)))  # type: ignore[arg-type]
 
 
 def _rules() -> Iterable[str]:

@@ -8,7 +8,7 @@ import attrs
 import pytest
 import structlog
 
-from scripts.modes_table import PAGE, rewrite
+from scripts.modes_table import PAGE, all_facts, rewrite
 from tests.integration.vllm.kit import (
     cache_config,
     engine_config,
@@ -26,7 +26,6 @@ from ucm.integration.vllm.modes import (
     Loads,
     Saves,
     Shape,
-    all_facts,
     choose_mode,
     contradicts,
     shape_of,

@@ -16,8 +16,7 @@ Source: ``vllm.v1.core.sched.scheduler.Scheduler._handle_invalid_blocks``.
 """
 
 import enum
-import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import attrs
 
@@ -34,7 +33,6 @@ __all__ = [
     "Rule",
     "Saves",
     "Shape",
-    "all_facts",
     "choose_mode",
     "contradicts",
     "shape_of",
@@ -292,21 +290,3 @@ def contradicts(claim: Switch, shape: Shape) -> bool:
     """Return whether ``use_hybrid_linear_attention`` says other than was detected."""
     detected = Switch.TRUE if shape is Shape.RECURRENT else Switch.FALSE
     return claim not in (Switch.AUTO, detected)
-
-
-def all_facts() -> Iterator[Facts]:
-    """Return every combination that ``choose_mode`` can be asked about."""
-    choices: dict[str, tuple[object, ...]] = {
-        "is_mock": (False, True),
-        "context_parallel": (False, True),
-        "use_layerwise": (False, True),
-        "shape": tuple(Shape),
-        "overlapping_batches": (False, True),
-        "local_cache": (False, True),
-        "micro_batches": (False, True),
-        "speculation": (False, True),
-        "kv_role": tuple(ROLES),
-        "writes_back": (False, True),
-    }
-    for values in itertools.product(*choices.values()):
-        yield Facts(**dict(zip(choices, values, strict=True)))  # type: ignore[arg-type]
