@@ -322,7 +322,7 @@ LOAD = (
         replace="OpenTransfers(num_ranks, span_blocks)",
         killers=(
             (
-                "tests/scheduler/test_load_orders.py::TestLoadSelector::"
+                "tests/scheduler/test_load_orders.py::TestLoadOrders::"
                 "test_loads_are_cut_as_the_limits_say"
             ),
         ),

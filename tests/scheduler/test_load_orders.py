@@ -19,7 +19,7 @@ from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.requests import StepFacts
 
 
-class TestLoadSelector:
+class TestLoadOrders:
     @pytest.mark.parametrize(
         ("tables", "hashes"), [(2, 4), (4, 2), (2, 2)], ids=["table", "hashes", "both"]
     )

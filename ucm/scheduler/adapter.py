@@ -42,7 +42,7 @@ from ucm.scheduler.endings import Deferrals
 from ucm.scheduler.foreign import Foreign
 from ucm.scheduler.holds import HoldLedger
 from ucm.scheduler.lives import Lives
-from ucm.scheduler.loads import LoadSelector
+from ucm.scheduler.loads import load_orders
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import BlockIndex, PrefixMatcher
 from ucm.scheduler.messages import StepPlan, StepReport, TransferKind
@@ -124,7 +124,6 @@ class SchedulerAdapter:
         self.records = self._lives.records
         self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
         self.foreign = Foreign(layout, self._lives, batches)
-        self._loads = LoadSelector(layout, self._matcher, self._transfers)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
         self._saves_at_all, self.bypass = saves, False
@@ -225,7 +224,8 @@ class SchedulerAdapter:
         life = self._lives.begin(request_id, wishes, known_tokens)
         self._touches.add(life.stay.moment, hashes, computed_tokens + external_tokens)
         loaded = range(computed_tokens, computed_tokens + external_tokens)
-        hit = self._loads.orders(life.key, tables, hashes, loaded)
+        to = self._layout, self._transfers
+        hit = load_orders(*to, life.key, tables, hashes, loaded)
         self._queued_loads.put(hit[0])
         self._lives.promised(life, hit, external_tokens)
         if not life.loads:

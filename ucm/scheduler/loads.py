@@ -11,81 +11,60 @@ from collections.abc import Iterator, Sequence
 
 from ucm.errors import LayoutError
 from ucm.layout import KVLayout
-from ucm.scheduler.matching import PrefixMatcher
 from ucm.scheduler.messages import SpanOrder
 from ucm.scheduler.requests import NULL_BLOCK
 from ucm.scheduler.transfers import OpenTransfers
 
-__all__ = ["Hit", "LoadSelector"]
+__all__ = ["Hit", "load_orders"]
 
 Hit = tuple[list[SpanOrder], list[range]]
 """Tickets, and ``[groups]`` block indexes of a hit."""
 
 
-class LoadSelector:
+def load_orders(
+    layout: KVLayout,
+    transfers: OpenTransfers,
+    life: tuple[str, int],
+    tables: Sequence[Sequence[int]],
+    hashes: Sequence[bytes],
+    loaded: range,
+) -> Hit:
     """
-    Orders the loads of a hit.
-
-    Used on the scheduler's thread only.
+    Order what a hit needs.
 
     Args:
-        layout: Groups, in the order of the requests' tables.
-        matcher: Knows which hashes are a group's.
+        layout: Groups, in the order of the request's tables.
         transfers: Makes the tickets.
+        life: Request id and generation.
+        tables: ``[groups][blocks]`` the request's block tables.
+        hashes: The engine's block hashes.
+        loaded: Tokens of the hit, behind those that the engine has itself.
+
+    Returns:
+        The tickets, and ``[groups]`` block indexes of the hit. Of these only the
+        ones are loaded that a hit needs and that the engine has given a block.
+
+    Raises:
+        LayoutError: A table or the hashes end before the hit.
     """
-
-    __slots__ = ("_layout", "_matcher", "_transfers")
-
-    def __init__(
-        self, layout: KVLayout, matcher: PrefixMatcher, transfers: OpenTransfers
-    ) -> None:
-        self._layout = layout
-        self._matcher = matcher
-        self._transfers = transfers
-
-    def orders(
-        self,
-        life: tuple[str, int],
-        tables: Sequence[Sequence[int]],
-        hashes: Sequence[bytes],
-        loaded: range,
-    ) -> Hit:
-        """
-        Order what a hit needs.
-
-        Args:
-            life: Request id and generation.
-            tables: ``[groups][blocks]`` the request's block tables.
-            hashes: The engine's block hashes.
-            loaded: Tokens of the hit, behind those that the engine has itself.
-
-        Returns:
-            The tickets, and ``[groups]`` block indexes of the hit. Of these only the
-            ones are loaded that a hit needs and that the engine has given a block.
-
-        Raises:
-            LayoutError: A table or the hashes end before the hit.
-        """
-        orders: list[SpanOrder] = []
-        hit = []
-        for group, table in zip(self._layout.groups, tables, strict=True):
-            size = group.block_tokens
-            blocks = range(loaded.start // size, loaded.stop // size)
-            first = max(blocks.start, group.window_blocks(loaded.stop).start)
-            wanted = self._layout.hashes_of(group, hashes, first, blocks.stop)
-            ids = tuple(table[first : blocks.stop])
-            if not len(ids) == len(wanted) == blocks.stop - first:
-                raise LayoutError(
-                    f"request {life[0]}: a hit over {blocks.stop} blocks of group "
-                    f"{group.group_id}, but {first + len(ids)} of them in its table "
-                    f"and {first + len(wanted)} with a hash"
-                )
-            for run in _runs(ids):
-                orders += self._transfers.open_load(
-                    life, group.group_id, ids[run], wanted[run]
-                )
-            hit.append(blocks)
-        return orders, hit
+    orders: list[SpanOrder] = []
+    hit = []
+    for group, table in zip(layout.groups, tables, strict=True):
+        size = group.block_tokens
+        blocks = range(loaded.start // size, loaded.stop // size)
+        first = max(blocks.start, group.window_blocks(loaded.stop).start)
+        wanted = layout.hashes_of(group, hashes, first, blocks.stop)
+        ids = tuple(table[first : blocks.stop])
+        if not len(ids) == len(wanted) == blocks.stop - first:
+            raise LayoutError(
+                f"request {life[0]}: a hit over {blocks.stop} blocks of group "
+                f"{group.group_id}, but {first + len(ids)} of them in its table "
+                f"and {first + len(wanted)} with a hash"
+            )
+        for run in _runs(ids):
+            orders += transfers.open_load(life, group.group_id, ids[run], wanted[run])
+        hit.append(blocks)
+    return orders, hit
 
 
 def _runs(block_ids: Sequence[int]) -> Iterator[slice]:
