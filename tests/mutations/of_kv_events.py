@@ -12,7 +12,7 @@ _WATCHED = "ucm/backends/watched.py"
 _SLOTS = "ucm/backends/disk/_slots.py"
 _TELLER = "ucm/integration/vllm/kv_events.py"
 _WORDS = "ucm/integration/vllm/kv_words.py"
-_HITS = "ucm/scheduler/hits.py"
+_WANTING = "ucm/scheduler/wanting.py"
 _FOLLOWS = "tests/agent/test_ledger.py::TestFollow"
 _EXACT = f"{_FOLLOWS}::test_who_follows_has_what_is_whole"
 _DESCRIBES = "tests/agent/test_ledger.py::TestDescribe"
@@ -247,11 +247,11 @@ KV_EVENTS = (
     Mutant(
         name="innermost_tier_counts",
         why="What came from a disk counts as a hit of the slab.",
-        file=_HITS,
-        find="max(outermost.get(end, SLAB), medium)",
+        file=_WANTING,
+        find="max(outermost.get(end, _SLAB), medium)",
         replace="min(outermost.get(end, medium), medium)",
         killers=(
-            "tests/scheduler/test_hits.py::TestTokens::test_outermost_medium_of_a_token_counts",
+            "tests/scheduler/test_wanting.py::TestTokens::test_outermost_medium_of_a_token_counts",
         ),
     ),
     Mutant(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Which blocks a request would load if they were there: what is asked of tiers.
+Which blocks a request would load if they were there: what is asked of tiers, and what they brought.
 
 All parts of a block are asked for side by side, and blocks in the order in which they end,
 whatever their group: so the longest prefix that comes is the longest that can be loaded.
@@ -10,7 +10,9 @@ need it, as to the agent, names those of all hits (``wanted_hits``): it brings t
 all is there. Else those are asked for that the longest hit needs, and a shorter one is none.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,12 +23,20 @@ from ucm.layout import GroupKind, GroupLayout
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
 
-__all__ = ["WantedBlocks", "falls_short", "wanted_blocks", "wanted_hits"]
+__all__ = [
+    "WantedBlocks",
+    "falls_short",
+    "tokens_by_medium",
+    "wanted_blocks",
+    "wanted_hits",
+]
 
 _ANY: Final = 0
 """In place of the longest hit that needs a block: all that are longer do."""
 _NONE: Final = -1
 """No hit does."""
+_SLAB: Final = 0
+"""Among media, which else are tiers."""
 
 
 class WantedBlocks(NamedTuple):
@@ -55,6 +65,32 @@ def falls_short(match: PrefixMatch, computed_tokens: int, longest: int) -> bool:
     """Return whether a request could load more than was found if more were there."""
     is_looked_up = match.reason in (MatchReason.HIT, MatchReason.MISS)
     return is_looked_up and computed_tokens + match.tokens < longest
+
+
+def tokens_by_medium(
+    tokens: range, ends: Sequence[int], media: bytes
+) -> dict[int, int]:
+    """
+    Return how many tokens of a hit came from each medium; their sum is that of *tokens*.
+
+    A token came from the outermost medium of the blocks that end with its own, over all
+    groups and parts; what nobody fetched was in the slab.
+
+    Args:
+        tokens: Of the hit.
+        ends: Of the blocks that were asked for, behind which token each ends; ascending.
+        media: Where those from the first on were, as far as they were found.
+    """
+    outermost: dict[int, int] = {}
+    for end, medium in zip(ends, media, strict=False):
+        if tokens.start < end <= tokens.stop:
+            outermost[end] = max(outermost.get(end, _SLAB), medium)
+    found = Counter[int]()
+    for start, end in pairwise([tokens.start, *outermost]):
+        found[outermost[end]] += end - start
+    if rest := len(tokens) - found.total():
+        found[_SLAB] += rest
+    return found
 
 
 def wanted_blocks(

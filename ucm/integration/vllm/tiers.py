@@ -30,7 +30,6 @@ from ucm.metrics import Counters
 from ucm.ranks import Agreement
 from ucm.reasons import MissReason, Reason
 from ucm.scheduler.elsewhere import Elsewhere
-from ucm.scheduler.hits import tokens_by_medium
 from ucm.scheduler.lives import Life
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import PrefixMatcher
@@ -41,6 +40,7 @@ from ucm.scheduler.requests import NO_WISHES, Wishes
 from ucm.scheduler.wanting import (
     WantedBlocks,
     falls_short,
+    tokens_by_medium,
     wanted_blocks,
     wanted_hits,
 )
