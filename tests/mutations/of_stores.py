@@ -203,8 +203,8 @@ STORES = (
         name="scheduler_asks_the_store_itself",
         why="The bypass is there, and nobody goes through it.",
         file="ucm/integration/vllm/scheduler.py",
-        find="make_decider(setup, self._store)",
-        replace="make_decider(setup, store)",
+        find="setup.make_decider(self._store)",
+        replace="setup.make_decider(store)",
         killers=(
             "tests/integration/vllm/test_halves.py::TestTogether::test_store_that_stands_still_holds_up_three_look_ups_at_most",
         ),

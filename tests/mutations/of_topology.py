@@ -76,9 +76,9 @@ TOPOLOGY = (
     Mutant(
         name="one_shard_looked_up",
         why="A block of which a rank could not store its part is loaded as a whole.",
-        file="ucm/integration/vllm/decider.py",
-        find="        shards=setup.topology.shards,\n",
-        replace="        shards=setup.topology.shards[:1],\n",
+        file="ucm/integration/vllm/setup.py",
+        find="        shards=self.topology.shards,\n",
+        replace="        shards=self.topology.shards[:1],\n",
         killers=(f"{_FAILURES}::test_row_that_fails_on_one_rank_hides_the_block",),
     ),
     Mutant(
@@ -151,8 +151,8 @@ TOPOLOGY = (
     Mutant(
         name="consumer_saves_at_the_door",
         why="An engine that is to load only fills the store.",
-        file="ucm/integration/vllm/decider.py",
-        find="        saves=setup.mode.saves is not Saves.NOTHING,\n",
+        file="ucm/integration/vllm/setup.py",
+        find="        saves=self.mode.saves is not Saves.NOTHING,\n",
         replace="",
         killers=(
             f"{_ROLES}::TestRoles::test_consumer_saves_what_it_decodes_if_it_may[False-0]",

@@ -15,7 +15,6 @@ from ucm.agent.joining import open_client
 from ucm.blocks import KeySpace
 from ucm.errors import ConfigError, LayoutError, LedgerError, MessageError, StoreError
 from ucm.integration.vllm.adapters import Adapters
-from ucm.integration.vllm.decider import make_decider
 from ucm.integration.vllm.doubts import Doubts
 from ucm.integration.vllm.hits import Hits
 from ucm.integration.vllm.kv_events import open_teller
@@ -67,7 +66,7 @@ class SchedulerHalf:
             store, counters=self._counters, log=self._log, clock=self._clock
         )
         self._parks = setup.mode.loads is not Loads.LAYERWISE
-        self._adapter = make_decider(setup, self._store)
+        self._adapter = setup.make_decider(self._store)
         self._lifelog = LifeLog(
             self._adapter.records, self._log, setup.topology.num_ranks
         )

@@ -32,6 +32,7 @@ from ucm.integration.vllm.modes import (
     Facts,
     Loads,
     Mode,
+    Saves,
     choose_mode,
     contradicts,
     shape_of,
@@ -47,6 +48,7 @@ from ucm.integration.vllm.topology import is_spread, largest_stage, topology_of
 from ucm.layout import KVLayout
 from ucm.ranks import RankFacts, Topology, facts_of
 from ucm.registry import load_class
+from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.company import most_waiting
 from ucm.scheduler.decoded import SaveLimits
 from ucm.scheduler.spans import TicketBytes
@@ -65,6 +67,7 @@ __all__ = ["Setup"]
 
 _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
+_MAX_STEP_BLOCKS = 16384
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
 
@@ -305,6 +308,25 @@ class Setup:
         """
         return open_store(
             self.config.store, block_bytes=self.slot_bytes, index_only=index_only
+        )
+
+    def make_decider(self, store: Store) -> SchedulerAdapter:
+        """Return what decides; it finds and saves nothing before the ranks have agreed."""
+        parks = self.mode.loads is not Loads.LAYERWISE
+        groups = self.layout.groups
+        return SchedulerAdapter(
+            self.layout,
+            store,
+            keyspace_digest=b"",
+            num_ranks=self.topology.num_ranks,
+            shards=self.topology.shards,
+            span_blocks=self.span_blocks(group.block_bytes for group in groups),
+            max_step_blocks=_MAX_STEP_BLOCKS,
+            full_hits=parks,
+            saves=self.mode.saves is not Saves.NOTHING,
+            parks=parks,
+            batches=1 + self.topology.stages,
+            limits=self.save_limits(),
         )
 
     def plan_affinity(self, device: Device) -> AffinityPlan | None:
