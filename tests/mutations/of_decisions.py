@@ -203,8 +203,8 @@ DECISIONS = (
         name="ended_by_one_rank",
         why="A load counts as over while other ranks still fill its blocks.",
         file=_TRANSFERS,
-        find="        if entry.ranks_left:\n            return False\n",
-        replace="",
+        find="if entry is None or entry.ranks_left:",
+        replace="if entry is None:",
         killers=(f"{_OPEN}::test_ticket_ends_when_every_rank_has_said_so_once",),
     ),
     Mutant(

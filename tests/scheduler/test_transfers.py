@@ -8,7 +8,8 @@ from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
 from ucm.scheduler import denials
 from ucm.scheduler.denials import FIRST_DENIAL_S, LONGEST_DENIAL_S, Denials
-from ucm.scheduler.messages import SpanOrder, TransferKind
+from ucm.scheduler.messages import SpanOrder, StepReport, TransferKind
+from ucm.scheduler.records import SaveEnd
 from ucm.scheduler.shares import Run, Stay, joined
 from ucm.scheduler.transfers import OpenTransfers
 
@@ -35,6 +36,24 @@ def _run(at: range) -> Run:
 
 def _book(num_ranks: int = 1) -> OpenTransfers:
     return OpenTransfers(num_ranks, {G0: 3})
+
+
+def _end(
+    book: OpenTransfers,
+    order: SpanOrder,
+    rank: int,
+    *,
+    is_stored: bool = True,
+    new_blocks: int = 0,
+) -> list[SaveEnd]:
+    ids = (order.transfer_id,)
+    report = StepReport(
+        rank=rank,
+        settled_saves=ids if is_stored else (),
+        unstored_saves=() if is_stored else ids,
+        new_blocks={order.transfer_id: new_blocks},
+    )
+    return book.end_saves(report)
 
 
 class TestOpenTransfers:
@@ -81,13 +100,15 @@ class TestOpenTransfers:
         """What a rank says twice, or of another kind of ticket, counts for nothing."""
         book = _book(num_ranks=2)
         (order,) = _open(book, TransferKind.SAVE, [1])
-        assert not book.end(TransferKind.SAVE, order.transfer_id, 0)
-        assert not book.end(TransferKind.SAVE, order.transfer_id, 0)
-        assert not book.end(TransferKind.LOAD, order.transfer_id, 1)
+        assert not _end(book, order, 0)
+        assert not _end(book, order, 0)
+        assert not book.end_load(order.transfer_id, 1)
         assert HASHES[1] in book.saving[0]
-        assert book.end(TransferKind.SAVE, order.transfer_id, 1)
+        assert [SaveEnd(order.owners, 1, 1)] == _end(book, order, 1)
         assert HASHES[1] not in book.saving[0]
-        assert not book.end(TransferKind.SAVE, order.transfer_id, 1)
+        assert not _end(book, order, 1)
+        (load,) = _open(book, TransferKind.LOAD, [2])
+        assert [False, True] == [book.end_load(load.transfer_id, at) for at in (0, 1)]
         assert 3 == book.strays
 
     def test_load_carries_as_much_as_four_saves(self) -> None:
@@ -114,7 +135,7 @@ class TestOpenTransfers:
         book = _book()
         (former,) = _open(book, TransferKind.LOAD, [1])
         (later,) = _open(book, TransferKind.LOAD, [1])
-        book.end(TransferKind.LOAD, former.transfer_id, 0)
+        assert book.end_load(former.transfer_id, 0)
         assert {later.transfer_id} == book.loads_into([101])
         book.validate()
 
@@ -125,7 +146,7 @@ class TestOpenTransfers:
         book.denied.deny((0, HASHES[2]))
         (order,) = _open(book, TransferKind.SAVE, [1])
         assert (0, HASHES[1]) in book.denied
-        book.end(TransferKind.SAVE, order.transfer_id, 0)
+        _end(book, order, 0)
         assert [(0, HASHES[2])] == list(book.denied)
 
     def test_denied_blocks_are_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,13 +189,7 @@ class TestOpenTransfers:
         (order,) = _open(book, TransferKind.SAVE, [0, 1, 2])
         for rank, (is_stored, new) in enumerate(told):
             assert 0 == book.saved_blocks
-            book.end(
-                TransferKind.SAVE,
-                order.transfer_id,
-                rank,
-                is_stored=is_stored,
-                new_blocks=new,
-            )
+            _end(book, order, rank, is_stored=is_stored, new_blocks=new)
         assert saved == book.saved_blocks
 
     def test_ticket_fits_into_a_message_however_small_its_blocks_are(self) -> None:

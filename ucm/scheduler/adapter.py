@@ -45,7 +45,7 @@ from ucm.scheduler.lives import Lives
 from ucm.scheduler.loads import load_orders
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.matching import BlockIndex, PrefixMatcher
-from ucm.scheduler.messages import StepPlan, StepReport, TransferKind
+from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.misses import Misses
 from ucm.scheduler.requests import NO_WISHES, Disposition, RequestEnd, StepFacts, Wishes
 from ucm.scheduler.saves import SaveSelector
@@ -304,7 +304,7 @@ class SchedulerAdapter:
         self._lives.loads_ended(
             transfer_id
             for transfer_id in report.loads_done
-            if self._transfers.end(TransferKind.LOAD, transfer_id, report.rank)
+            if self._transfers.end_load(transfer_id, report.rank)
         )
         self.records.saved(self._transfers.end_saves(report))
         if not report.healthy:

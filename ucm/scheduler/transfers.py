@@ -44,12 +44,15 @@ class _Open(msgspec.Struct, eq=False):
     least_visible: int = sys.maxsize
     most_new: int = 0
 
-    def stored_on(self, *, is_stored: bool, new_blocks: int) -> None:
+    def saved_on(self, report: StepReport, *, is_stored: bool) -> None:
         """Take note of how many of a save's blocks a rank has stored, and how many anew."""
+        number = self.order.transfer_id
+        new_blocks = report.new_blocks.get(number, 0)
         visible = len(self.order.block_ids) if is_stored else new_blocks
         self.least_visible = min(self.least_visible, visible)
         self.most_new = max(self.most_new, new_blocks)
         self.is_stored &= is_stored
+        self.reason = self.reason or report.why_unstored.get(number, Reason.NONE)
 
 
 class OpenTransfers:
@@ -208,45 +211,11 @@ class OpenTransfers:
             self.filling.update(dict.fromkeys(block_ids, order.transfer_id))
         return order
 
-    def end(
-        self,
-        kind: TransferKind,
-        transfer_id: int,
-        rank: int,
-        *,
-        is_stored: bool = True,
-        new_blocks: int = 0,
-        reason: Reason = Reason.NONE,
-    ) -> bool:
-        """
-        Take note that a ticket came to its end on a rank.
-
-        Args:
-            kind: Of the ticket.
-            transfer_id: Its number.
-            rank: Which.
-            is_stored: Of a save, whether the rank's store has the blocks now.
-            new_blocks: Of a save, how many it did not have before.
-            reason: Of a save, why they are not stored.
-
-        Returns:
-            Whether this was the last rank.
-        """
-        entry = self._open.get(transfer_id)
-        if (
-            entry is None
-            or entry.order.kind is not kind
-            or rank not in entry.ranks_left
-        ):
-            self.strays += 1
+    def end_load(self, transfer_id: int, rank: int) -> bool:
+        """Take note of the end of a load on a rank; return whether it was the last one."""
+        entry = self._told(TransferKind.LOAD, transfer_id, rank)
+        if entry is None or entry.ranks_left:
             return False
-        entry.ranks_left.remove(rank)
-        entry.stored_on(is_stored=is_stored, new_blocks=new_blocks)
-        entry.reason = entry.reason or reason
-        if entry.ranks_left:
-            return False
-        if kind is TransferKind.SAVE:
-            self.saved_blocks += min(entry.least_visible, entry.most_new)
         self._close(entry)
         return True
 
@@ -256,19 +225,29 @@ class OpenTransfers:
         saves = ((report.settled_saves, True), (report.unstored_saves, False))
         for ids, is_stored in saves:
             for each in ids:
-                entry = self._open.get(each)
-                is_last = self.end(
-                    TransferKind.SAVE,
-                    each,
-                    report.rank,
-                    is_stored=is_stored,
-                    new_blocks=report.new_blocks.get(each, 0),
-                    reason=report.why_unstored.get(each, Reason.NONE),
-                )
-                if entry is not None and is_last:
+                entry = self._told(TransferKind.SAVE, each, report.rank)
+                if entry is None:
+                    continue
+                entry.saved_on(report, is_stored=is_stored)
+                if not entry.ranks_left:
                     order, visible = entry.order, entry.least_visible
+                    self.saved_blocks += min(entry.least_visible, entry.most_new)
+                    self._close(entry)
                     ends.append(SaveEnd(order.owners, len(order.block_ids), visible))
         return ends
+
+    def _told(self, kind: TransferKind, transfer_id: int, rank: int) -> _Open | None:
+        """Return the ticket that a rank has ended; None, and counted, if it is a stray."""
+        entry = self._open.get(transfer_id)
+        if (
+            entry is None
+            or entry.order.kind is not kind
+            or rank not in entry.ranks_left
+        ):
+            self.strays += 1
+            return None
+        entry.ranks_left.remove(rank)
+        return entry
 
     def rekeyed(self, keyspace_digest: bytes) -> None:
         """Deny no block any more, and forget what is known of those under other keys."""
