@@ -124,7 +124,7 @@ FOREIGN = (
         name="computed_on_top_of_a_doubt_is_in_none",
         why="A third request stores what another one had computed on top of garbage.",
         file=_FOREIGN,
-        find="                self._open(step, request, life, size, on)\n",
+        find="                self._open(step, request, life, on)\n",
         replace="",
         killers=(_ON_BAD,),
     ),

@@ -69,10 +69,10 @@ class Foreign:
 
     __slots__ = (
         "_batches",
-        "_group",
         "_ids",
         "_layout",
         "_lives",
+        "_size",
         "bad",
         "doubts",
     )
@@ -80,7 +80,8 @@ class Foreign:
     def __init__(self, layout: KVLayout, lives: Lives, batches: int) -> None:
         group = layout.groups[0]
         is_told = len(layout.groups) == 1 and group.kind is not GroupKind.STATE
-        self._group = group if is_told else None
+        self._size = group.block_tokens if is_told else 0
+        """Tokens of a block; 0: nothing is ever in doubt."""
         self._layout, self._lives, self._batches = layout, lives, batches
         self._ids = itertools.count(-1, -1)  # those of our own loads are above 0
         self.doubts: dict[int, _Doubt] = {}
@@ -110,15 +111,15 @@ class Foreign:
             lives: Of those who are looked at.
             loads: Our own of the step.
         """
-        if (group := self._group) is None:
+        if not (size := self._size):
             return
-        size, looks = group.block_tokens, list(zip(facts.scheduled, lives, strict=True))
+        looks = list(zip(facts.scheduled, lives, strict=True))
         for request, life in looks:
             if request.computed_tokens > request.own_tokens:
-                self._open(step, request, life, size)
+                self._open(step, request, life)
             elif self.doubts:
-                self._follow(request, life, size)
-        spoiled = [each for each, life in looks if self._spoils(step, each, life, size)]
+                self._follow(request, life)
+        spoiled = [each for each, life in looks if self._spoils(step, each, life)]
         if self.bad:
             self.bad -= facts.written_blocks(self._layout, loads)
             for request, life in looks:
@@ -132,10 +133,8 @@ class Foreign:
 
     def look_again(self, facts: StepFacts, lives: Sequence[Life]) -> None:
         """Have who is yet to compute bad blocks anew be looked at in the next step, though nothing is saved."""
-        if (group := self._group) is None:
-            return
         for request, life in zip(facts.scheduled, lives, strict=True):
-            rest = request.tables[0][request.end_tokens // group.block_tokens :]
+            rest = request.tables[0][request.end_tokens // self._size :]
             if life.may_save and not self.bad.isdisjoint(rest):
                 life.due = 0
 
@@ -148,9 +147,7 @@ class Foreign:
                 first[number] = doubt.start + lost.index(True)
         self._take_back(first)
 
-    def _spoils(
-        self, step: int, request: ScheduledRequest, life: Life, size: int
-    ) -> bool:
+    def _spoils(self, step: int, request: ScheduledRequest, life: Life) -> bool:
         """Look at what a request stands on; return whether that is bad, and so what it computes."""
         is_bad = request.computed_tokens > life.good_tokens
         life.good_tokens = NO_LIMIT  # it went back, or is not saved any more
@@ -159,7 +156,7 @@ class Foreign:
             prefix.discard(NULL_BLOCK)
             if on := self._standing_on(prefix) - life.loads:
                 self._lives.waits(life, on)
-                self._open(step, request, life, size, on)
+                self._open(step, request, life, on)
             is_bad |= not self.bad.isdisjoint(prefix)
         life.may_save &= not is_bad
         return is_bad
@@ -169,33 +166,32 @@ class Foreign:
         step: int,
         request: ScheduledRequest,
         life: Life,
-        size: int,
         on: Collection[int] = (),
     ) -> None:
         tokens = request.computed_tokens
-        start = min(request.own_tokens, tokens) // size
+        start = min(request.own_tokens, tokens) // self._size
         doubt = _Doubt(life.key, step + self._batches, start, tokens, on=on)
-        self._grow(doubt, request, size)
+        self._grow(doubt, request)
         number = next(self._ids)
         self.doubts[number] = doubt
         self._lives.waits(life, [number])
         self.bad.difference_update(doubt.block_ids)
 
-    def _follow(self, request: ScheduledRequest, life: Life, size: int) -> None:
+    def _follow(self, request: ScheduledRequest, life: Life) -> None:
         """Look at one that goes on: whether it went back, and what it computes on top."""
         first = {}
         for number, doubt in self.doubts.items():
             if doubt.life != life.key:
                 continue
             if request.computed_tokens < doubt.tokens:
-                first[number] = max(doubt.start, request.computed_tokens // size)
+                first[number] = max(doubt.start, request.computed_tokens // self._size)
             else:
-                self._grow(doubt, request, size)
+                self._grow(doubt, request)
         self._take_back(first)
 
-    def _grow(self, doubt: _Doubt, request: ScheduledRequest, size: int) -> None:
-        """Take in what a step of its request makes whole; a block has so many tokens."""
-        stop = max(-(-doubt.tokens // size), request.end_tokens // size)
+    def _grow(self, doubt: _Doubt, request: ScheduledRequest) -> None:
+        """Take in what a step of its request makes whole."""
+        stop = max(-(-doubt.tokens // self._size), request.end_tokens // self._size)
         doubt.block_ids = request.tables[0][doubt.start : stop]
         others = [each for each in self.doubts.values() if each.life != doubt.life]
         mine = set(doubt.block_ids)
@@ -207,7 +203,7 @@ class Foreign:
 
     def _take_back(self, first: Mapping[int, int]) -> None:
         """End doubts that were right; of each is told which block is the first bad one."""
-        if (group := self._group) is None or not first:
+        if not first:
             return
         first = dict(first)
         for number, doubt in self.doubts.items():  # in the order in which they stand
@@ -219,7 +215,7 @@ class Foreign:
         self.bad.discard(NULL_BLOCK)
         for life in self._lives.loading():
             if on := [first[number] for number in life.loads if number in first]:
-                good = min(on) * group.block_tokens
+                good = min(on) * self._size
                 life.good_tokens = min(life.good_tokens, good)
                 life.may_save &= not life.is_over  # nobody computes it again
         self._end([at for at in first if not self.doubts[at].is_unsure])
