@@ -71,8 +71,8 @@ NUMBERS = (
         name="given_up_hold_stays",
         why="R-16: a request is deferred, and the engine spins, for good.",
         file=_HOLDS,
-        find="        left = self._leave(transfer_id, rank)\n",
-        replace="        left = hold\n",
+        find="        self.release(transfer_id, rank)\n",
+        replace="",
         killers=(
             f"{_LEDGER}::test_hold_that_every_rank_gave_up_has_ended",
             "tests/scheduler/test_adapter.py::TestReports::test_quarantined_hold_defers_no_request",

@@ -129,34 +129,50 @@ class HoldLedger:
             self._shadowed.update(held[each] for each in hold.block_ids if each in held)
         held.update(dict.fromkeys(hold.block_ids, transfer_id))
 
-    def release(self, transfer_id: int, rank: int) -> bool:
+    def release(self, transfer_id: int, rank: int) -> None:
         """
-        Take note that a rank reads the blocks no more.
-
-        Returns:
-            Whether it was the last rank, so that the hold has ended.
-
-        Raises:
-            LedgerError: The rank does not hold, or not any more.
-        """
-        return self._leave(transfer_id, rank) is None
-
-    def quarantine(self, transfer_id: int, rank: int) -> bool:
-        """
-        Take note that a rank's read was never seen to end; it is not waited for.
-
-        Returns:
-            Whether it was the last rank, so that the hold has ended.
+        Take note that a rank reads the blocks no more; with the last one the hold ends.
 
         Raises:
             LedgerError: The rank does not hold, or not any more.
         """
         hold = self._holds.get(transfer_id)
-        left = self._leave(transfer_id, rank)
+        if hold is None or rank not in hold.ranks_left:
+            raise LedgerError(
+                f"rank {rank} does not hold the blocks of transfer {transfer_id}: "
+                f"{hold or 'no such hold'}"
+            )
+        hold.ranks_left.remove(rank)
+        if hold.ranks_left:
+            return
+        del self._holds[transfer_id]
+        self.num_holds -= 1
+        self.held_nbytes -= hold.nbytes
+        for life in hold.lives:
+            self._by_life[life] -= 1
+            if not self._by_life[life]:
+                del self._by_life[life]
+        held = self._by_block
+        for block_id in hold.block_ids:
+            if held.get(block_id) == transfer_id:
+                del held[block_id]
+        self._shadowed.discard(transfer_id)
+        for other in self._shadowed:
+            for block_id in self._holds[other].block_ids:
+                held.setdefault(block_id, other)
+
+    def quarantine(self, transfer_id: int, rank: int) -> None:
+        """
+        Take note that a rank's read was never seen to end; it is not waited for.
+
+        Raises:
+            LedgerError: The rank does not hold, or not any more.
+        """
+        hold = self._holds.get(transfer_id)
+        self.release(transfer_id, rank)
         if hold is not None and not hold.is_quarantined:
             hold.is_quarantined = True
             self.quarantined += 1
-        return left is None
 
     def is_held(self, transfer_id: int) -> bool:
         """Return whether some rank has yet to release the ticket's blocks."""
@@ -171,23 +187,22 @@ class HoldLedger:
         held = self._by_block
         readers = set(map(held.__getitem__, held.keys() & block_ids))
         for transfer_id in self._shadowed:
-            if not set(block_ids).isdisjoint(self._holds[transfer_id].block_ids):
+            if any(map(block_ids.__contains__, self._holds[transfer_id].block_ids)):
                 readers.add(transfer_id)
         return readers
 
     def readers_in(
         self, facts: StepFacts, layout: KVLayout, loads: Iterable[SpanOrder] = ()
     ) -> Readers:
-        """Return which tickets read what a step writes, its loads included."""
+        """
+        Return which tickets read what a step writes, its loads included.
+
+        Apart are those that also read what the engine overwrites by itself.
+        """
         if not self._holds:
             return _NOBODY
         written = facts.written_blocks(layout, loads)
-        return self.readers_apart(written, facts.overwritten)
-
-    def readers_apart(
-        self, written: Collection[int], overwritten: Collection[int]
-    ) -> Readers:
-        """Return the readers of blocks, and apart those that also read overwritten ones."""
+        overwritten = facts.overwritten
         torn = self.readers_of(overwritten)
         fenced = self.readers_of(written) - torn
         if not (fenced or torn):
@@ -237,31 +252,3 @@ class HoldLedger:
         known = (set(self._by_block), self._by_life, self.held_nbytes, self.num_holds)
         if told != known:
             raise LedgerError("the indexes of the ledger do not fit its holds")
-
-    def _leave(self, transfer_id: int, rank: int) -> _Hold | None:
-        """Take a rank's part out of *held*; return the hold unless it has ended."""
-        hold = self._holds.get(transfer_id)
-        if hold is None or rank not in hold.ranks_left:
-            raise LedgerError(
-                f"rank {rank} does not hold the blocks of transfer {transfer_id}: "
-                f"{hold or 'no such hold'}"
-            )
-        hold.ranks_left.remove(rank)
-        if hold.ranks_left:
-            return hold
-        del self._holds[transfer_id]
-        self.num_holds -= 1
-        self.held_nbytes -= hold.nbytes
-        for life in hold.lives:
-            self._by_life[life] -= 1
-            if not self._by_life[life]:
-                del self._by_life[life]
-        held = self._by_block
-        for block_id in hold.block_ids:
-            if held.get(block_id) == transfer_id:
-                del held[block_id]
-        self._shadowed.discard(transfer_id)
-        for other in self._shadowed:
-            for block_id in self._holds[other].block_ids:
-                held.setdefault(block_id, other)
-        return None
