@@ -7,6 +7,8 @@ __all__ = ["FORGET"]
 
 _CLIENT = "ucm/agent/client.py"
 _CONNECTION = "ucm/agent/connection.py"
+_ELSEWHERE = "tests/scheduler/test_elsewhere.py::TestForget"
+_WISHES = "tests/integration/vllm/test_wishes.py::TestHalves"
 _CORE = "ucm/agent/core.py"
 _LANDING = "ucm/agent/landing.py"
 _LIBRARY = "ucm/cache/forgetting.py"
@@ -301,5 +303,23 @@ FORGET = (
         find="            if not self.problem:\n",
         replace="            if True:\n",
         killers=(f"{_RMS}::test_agent_that_takes_nothing_from_tiers_is_told_of",),
+    ),
+    Mutant(
+        name="nothing_forgotten_in_a_doubt",
+        why="A prompt that was to be gone stays if an engine resets its cache just before.",
+        file="ucm/scheduler/matching.py",
+        find="self.keys_of(group, some, are_old=True)",
+        replace="self.keys_of(group, some)",
+        killers=(
+            f"{_WISHES}::test_forgotten_prompt_is_deleted_when_its_request_ends[True]",
+        ),
+    ),
+    Mutant(
+        name="nothing_forgotten_elsewhere_in_a_doubt",
+        why="The same, on the machines of the other ranks.",
+        file="ucm/scheduler/elsewhere.py",
+        find="digest = matcher.stored_digest",
+        replace="digest = matcher.keyspace_digest",
+        killers=(f"{_ELSEWHERE}::test_prompt_is_forgotten_in_a_doubt_as_well",),
     ),
 )

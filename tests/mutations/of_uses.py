@@ -130,8 +130,8 @@ USES = (
         name="doubted_prefix_marked",
         why="A step in a doubt raises into the engine's scheduler.",
         file="ucm/scheduler/matching.py",
-        find="self._prefixes.get(group.group_id, ())",
-        replace="self._prefixes[group.group_id]",
+        find="else self._prefixes).get(group.group_id, ())",
+        replace="else self._prefixes)[group.group_id]",
         killers=(f"{_MARKED}::test_nothing_is_marked_in_a_doubt",),
     ),
     Mutant(

@@ -244,7 +244,14 @@ class TestForget:
         assert hashes == [each for one in told for each in one.hashes]
         assert {(2, 3)} == {one.ranks for one in told}
 
-    def test_nobody_is_told_who_is_here_or_while_keys_are_in_doubt(self) -> None:
+    def test_prompt_is_forgotten_in_a_doubt_as_well(self, elsewhere) -> None:
+        """Its blocks are under the keys of before, whatever the weights are now."""
+        matcher = PrefixMatcher(ONE_FULL, None, DIGEST, [ShardId(0)], full_hits=True)
+        matcher.rekey(b"")
+        elsewhere.forget(matcher, HASHES, 4 * SIZE)
+        assert [DIGEST] == [each.keyspace_digest for each in elsewhere.take().forgotten]
+
+    def test_nobody_is_told_who_is_here_or_while_no_key_is_known(self) -> None:
         """Ranks of this machine share the store in which it is deleted."""
         elsewhere = Elsewhere()
         elsewhere.forget(MATCHER, HASHES, 4 * SIZE)

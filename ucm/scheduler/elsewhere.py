@@ -150,9 +150,10 @@ class Elsewhere:
         """Have blocks within so many tokens deleted; best effort, the oldest give way."""
         known = len(hashes) * matcher.layout.hash_block_tokens
         tokens = range(min(num_tokens, known))
-        if self.ranks and tokens and matcher.keyspace_digest:
+        digest = matcher.stored_digest
+        if self.ranks and tokens and digest:
             self._forgotten.extend(
-                Forgotten(matcher.keyspace_digest, self.ranks, some.start, some_hashes)
+                Forgotten(digest, self.ranks, some.start, some_hashes)
                 for some, some_hashes in self._parts(matcher, hashes, tokens, 0)
             )
 

@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Protocol
 
-from ucm.blocks import KeyPacker, PackedKey, ShardId
+from ucm.blocks import GroupId, KeyPacker, PackedKey, ShardId
 from ucm.errors import LayoutError, StoreBypassedError, StoreUnavailableError
 from ucm.fates import Told
 from ucm.layout import GroupKind, GroupLayout, KVLayout
@@ -84,10 +84,12 @@ class PrefixMatcher:
         "_index",
         "_prefixes",
         "_shards",
+        "_stored",
         "_windows",
         "keyspace_digest",
         "layout",
         "num_shards",
+        "stored_digest",
     )
 
     def __init__(
@@ -103,7 +105,9 @@ class PrefixMatcher:
         self._full = [each for each in layout.groups if each.kind is GroupKind.FULL]
         self._windows = [each for each in layout.groups if each not in self._full]
         self._index = index
-        self.keyspace_digest = keyspace_digest
+        self.keyspace_digest = self.stored_digest = keyspace_digest
+        """The second stays in a doubt: blocks of before are still stored under it."""
+        self._stored: dict[GroupId, tuple[bytes, ...]] = {}
         self.reshard(shards)
         self._align = layout.alignment_tokens
         if not any(group.window_blocks(self._align) for group in layout.groups):
@@ -128,6 +132,8 @@ class PrefixMatcher:
             for group in self.layout.groups
             if keyspace_digest
         }
+        if keyspace_digest:
+            self.stored_digest, self._stored = keyspace_digest, self._prefixes
 
     def reshard(self, shards: Sequence[ShardId]) -> None:
         """Look for these parts of blocks only: others are known elsewhere."""
@@ -224,9 +230,15 @@ class PrefixMatcher:
         """Whether a part of a hit is a hit, as no group has windows or states."""
         return not self._windows
 
-    def keys_of(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[PackedKey]:
-        """Return the keys of all parts of blocks, side by side; none while unkeyed."""
-        prefixes = self._prefixes.get(group.group_id, ())
+    def keys_of(
+        self, group: GroupLayout, hashes: Sequence[bytes], *, are_old: bool = False
+    ) -> list[PackedKey]:
+        """
+        Return the keys of all parts of blocks, side by side.
+
+        None while unkeyed; of blocks that *are_old*, those of before a doubt.
+        """
+        prefixes = (self._stored if are_old else self._prefixes).get(group.group_id, ())
         keys: list[Any]  # the first block's, then the second's; no call for each
         if len(prefixes) == 1:
             keys = list(map(prefixes[0].__add__, hashes))
@@ -235,11 +247,12 @@ class PrefixMatcher:
         return keys
 
     def keys_of_prefix(self, hashes: Sequence[bytes], tokens: int) -> list[PackedKey]:
-        """Return the keys of all parts of the whole blocks within so many tokens."""
+        """Return the keys of what may be stored of so many tokens, also in a doubt."""
         keys: list[PackedKey] = []
         for group in self.layout.groups:
             stop = tokens // group.block_tokens
-            keys += self.keys_of(group, self.layout.hashes_of(group, hashes, 0, stop))
+            some = self.layout.hashes_of(group, hashes, 0, stop)
+            keys += self.keys_of(group, some, are_old=True)
         return keys
 
     def _bound_full(
