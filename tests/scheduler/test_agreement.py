@@ -38,7 +38,7 @@ class TestAgreement:
         adapter = make(index)
         unknown = PrefixMatch(0, MatchReason.UNKEYED)
         assert unknown == adapter.match_prefix("r", 9, HASHES[:2], 0)
-        adapter.agree(DIGEST, {GroupId(0): 8})
+        adapter.rekey(DIGEST)
         found = PrefixMatch(8, MatchReason.HIT)
         assert found == adapter.match_prefix("r", 9, HASHES[:2], 0)
 
@@ -48,7 +48,8 @@ class TestAgreement:
         adapter = make(SetIndex())
         plan = adapter.plan_step(facts(prefill("r", [1, 2])))
         assert (bytes(16), ()) == (plan.keyspace_digest, plan.saves)
-        adapter.agree(DIGEST, {GroupId(0): 1})
+        adapter.resize({GroupId(0): 1})
+        adapter.rekey(DIGEST)
         again = facts(scheduled("r", HASHES[:3], [[1, 2, 3]], 8, 4))
         plan = adapter.plan_step(again)
         assert DIGEST == plan.keyspace_digest

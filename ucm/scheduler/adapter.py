@@ -66,7 +66,7 @@ class SchedulerAdapter:
     Args:
         layout: The engine's groups.
         index: Which blocks are stored.
-        keyspace_digest: Key space of all keys; empty until ``agree`` tells, and until
+        keyspace_digest: Key space of all keys; empty until ``rekey`` tells, and until
             then nothing is found and nothing saved.
         num_ranks: Workers that each carry out every order and report on it.
         shards: Parts of which each stored block consists.
@@ -103,6 +103,7 @@ class SchedulerAdapter:
         self._ledger = self.holds = HoldLedger()
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks, limits.load_spans)
+        self.resize = self._transfers.resize
         self.misses = Misses(self._matcher, index, self._transfers)
         self._selector = SaveSelector(
             layout,
@@ -341,11 +342,6 @@ class SchedulerAdapter:
         """Take note that the engine has freed the blocks of deferred requests."""
         self._deferrals.ended(request_ids)
         self.records.freed(request_ids)
-
-    def agree(self, keyspace_digest: bytes, span_blocks: Mapping[GroupId, int]) -> None:
-        """Begin to find and save; by group, tickets have *span_blocks* at most."""
-        self._transfers.resize(span_blocks)
-        self.rekey(keyspace_digest)
 
     def doubt(self, epoch: int) -> None:
         """Find and save nothing for now, but keep holds; *epoch* goes to the ranks."""

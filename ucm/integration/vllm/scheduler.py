@@ -144,8 +144,8 @@ class SchedulerHalf:
             return
         self._tiers.agree(self._agreement)
         self._keyspace = self._agreement.keyspace()
-        span_blocks = self._setup.span_blocks(self._agreement.block_bytes())
-        self._adapter.agree(b"", span_blocks)
+        sizes = self._setup.span_blocks(self._agreement.block_bytes())
+        self._adapter.resize(sizes)
         if self._doubts.name is not None:
             self._rekey(self._doubts.name)
 
