@@ -168,11 +168,6 @@ class LoadQueue:
             step that orders the load, and nothing may be left to a later plan.
     """
 
-    __slots__ = (
-        *("_blocks", "_layout", "_max_blocks", "_nbytes", "_orders", "_parks"),
-        "is_bounded",
-    )
-
     def __init__(self, layout: KVLayout, max_blocks: int, *, parks: bool) -> None:
         self._layout = layout
         self._max_blocks = max_blocks

@@ -38,8 +38,6 @@ class Company:
         seconds: How long it waits at most. If either is 0 nothing ever waits.
     """
 
-    __slots__ = ("_lives", "_nbytes", "_plan", "_seconds", "_since", "most")
-
     def __init__(self, nbytes: int, seconds: float) -> None:
         self.most, self._seconds = (nbytes if seconds else 0), seconds
         """What is less of one request is worth waiting."""

@@ -53,8 +53,6 @@ class Endings:
         seconds: How long each may wait, from the first plan on that could take it.
     """
 
-    __slots__ = ("_seconds", "_waiting")
-
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._waiting: deque[Ending] = deque()
@@ -102,8 +100,6 @@ class Deferrals:
 
     Used on the scheduler's thread only.
     """
-
-    __slots__ = ("_deferred", "new")
 
     def __init__(self) -> None:
         self._deferred: set[str] = set()

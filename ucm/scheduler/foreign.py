@@ -67,16 +67,6 @@ class Foreign:
         batches: Steps that the engine plans before it has the output of the first of them.
     """
 
-    __slots__ = (
-        "_batches",
-        "_ids",
-        "_layout",
-        "_lives",
-        "_size",
-        "bad",
-        "doubts",
-    )
-
     def __init__(self, layout: KVLayout, lives: Lives, batches: int) -> None:
         group = layout.groups[0]
         is_told = len(layout.groups) == 1 and group.kind is not GroupKind.STATE

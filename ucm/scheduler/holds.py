@@ -66,16 +66,6 @@ class HoldLedger:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = (
-        "_by_block",
-        "_by_life",
-        "_holds",
-        "_shadowed",
-        "held_nbytes",
-        "num_holds",
-        "quarantined",
-    )
-
     def __init__(self) -> None:
         self._holds: dict[int, _Hold] = {}
         self._by_block: dict[int, int] = {}

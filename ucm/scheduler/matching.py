@@ -77,21 +77,6 @@ class PrefixMatcher:
         LayoutError: No group needs any block of a hit.
     """
 
-    __slots__ = (
-        "_align",
-        "_full",
-        "_full_hits",
-        "_index",
-        "_prefixes",
-        "_shards",
-        "_stored",
-        "_windows",
-        "keyspace_digest",
-        "layout",
-        "num_shards",
-        "stored_digest",
-    )
-
     def __init__(
         self,
         layout: KVLayout,

@@ -97,8 +97,6 @@ class Misses:
         transfers: Knows what is on its way, denied, and not saved.
     """
 
-    __slots__ = ("_index", "_matcher", "_transfers")
-
     def __init__(
         self, matcher: PrefixMatcher, index: BlockIndex, transfers: OpenTransfers
     ) -> None:

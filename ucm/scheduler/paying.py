@@ -52,18 +52,6 @@ class Paying:
         batches: Steps that the engine plans before it waits for the first of them.
     """
 
-    __slots__ = (
-        "_ahead",
-        "_choice",
-        "_heard_at",
-        "_layout",
-        "_nbytes_ahead",
-        "_planned_at",
-        "_predicts",
-        "on_way",
-        "prompts",
-    )
-
     def __init__(self, layout: KVLayout, *, predicts: bool, batches: int = 2) -> None:
         self.prompts = PromptSpeed(batches)
         """How fast the engine computes them."""

@@ -28,11 +28,6 @@ class PromptSpeed:
         batches: Steps that the engine plans before it waits for the first of them.
     """
 
-    __slots__ = (
-        *("_batches", "_began", "_behind", "_num_runs"),
-        *("_rate", "_steps", "_tokens"),
-    )
-
     def __init__(self, batches: int = 2) -> None:
         self._batches = batches
         self._rate = 0.0

@@ -129,8 +129,6 @@ class Records:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_closing", "_of_life", "_settled", "present")
-
     def __init__(self) -> None:
         self.present = _Present()
         """Of those that have not ended; who is asked for and not there begins."""

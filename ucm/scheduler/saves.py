@@ -57,25 +57,6 @@ class SaveSelector:
         limits: How much may be saved, and when.
     """
 
-    __slots__ = (
-        "_company",
-        "_decoded",
-        "_deferrals",
-        "_draft",
-        "_endings",
-        "_goes",
-        "_hurries_until",
-        "_layout",
-        "_ledger",
-        "_limits",
-        "_matcher",
-        "_max_blocks",
-        "_nbytes",
-        "_ranks",
-        "_transfers",
-        "dropped_blocks",
-    )
-
     def __init__(
         self,
         layout: KVLayout,

@@ -60,8 +60,6 @@ class Touches:
         waits: Whether few of them wait for others.
     """
 
-    __slots__ = ("_few", "_index", "_layout", "_matcher", "_waiting")
-
     def __init__(
         self,
         layout: KVLayout,

@@ -67,22 +67,6 @@ class OpenTransfers:
         load_spans: So many times as many has a load's.
     """
 
-    __slots__ = (
-        "_ids",
-        "_keyed",
-        "_load_spans",
-        "_num_ranks",
-        "_open",
-        "denied",
-        "filling",
-        "limits",
-        "num_open",
-        "saved_blocks",
-        "saving",
-        "strays",
-        "unsaved",
-    )
-
     def __init__(
         self,
         num_ranks: int,

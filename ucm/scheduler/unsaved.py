@@ -76,8 +76,6 @@ class Unsaved:
     Used on the scheduler's thread only.
     """
 
-    __slots__ = ("_is_empty", "_sketch")
-
     def __init__(self) -> None:
         self._is_empty = True
         self._sketch = Sketch(np.zeros((2, _ENTRIES), dtype=np.uint64))

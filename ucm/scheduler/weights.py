@@ -48,22 +48,6 @@ class Weights:
         make_token: Returns a text that nobody else has.
     """
 
-    __slots__ = (
-        "_answers",
-        "_asks_again",
-        "_base",
-        "_is_clean",
-        "_is_emptied",
-        "_is_mixed",
-        "_is_sent",
-        "_make_token",
-        "_num_ranks",
-        "epoch",
-        "is_unreadable",
-        "name",
-        "state",
-    )
-
     def __init__(self, num_ranks: int, make_token: Callable[[], str]) -> None:
         self._num_ranks = num_ranks
         self._make_token = make_token
