@@ -81,7 +81,9 @@ class Unsaved:
         self._sketch = Sketch(np.zeros((2, _ENTRIES), dtype=np.uint64))
 
     def put(self, group_id: int, hashes: Sequence[bytes], why: Why, now: float) -> None:
-        """Put down the same of some blocks of a group; *now* is in seconds."""
+        """Put down the same of some blocks of a group, if any; *now* is in seconds."""
+        if not hashes:  # as of each state that a plan has room for
+            return
         self._is_empty = False
         prints = map(xxh3_64_intdigest, hashes, itertools.repeat(group_id))
         self._sketch.put(

@@ -119,7 +119,7 @@ class Setup:
         config: The operator's settings.
         layout: The engine's groups and rows.
         keyspace: What this process would store under if its layers were all; the key
-            space of all ranks is decided by the scheduler (``topology.Agreement``).
+            space of all ranks is decided by the scheduler (``ucm.ranks.Agreement``).
         topology: The engine's ranks, and which part of a block each holds.
         num_blocks: Blocks in the engine's pool.
         slot_bytes: Of the largest part of a block that any rank stores.
