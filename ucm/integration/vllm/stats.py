@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -135,25 +136,20 @@ class UCMPromMetrics(KVConnectorPromMetrics):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._metrics: dict[str, Any] = {}
-        for name, metric in METRICS.items():
-            labels = [*labelnames, *metric.labels]
-            args = {
-                "name": f"{_PREFIX}{name}",
-                "documentation": metric.help,
-                "labelnames": labels,
-            }
-            if metric.kind is MetricKind.HISTOGRAM:
-                self._metrics[name] = self._histogram_cls(
-                    **args, buckets=SECONDS_BUCKETS
-                )
-            elif metric.kind is MetricKind.GAUGE:
-                # Each step's numbers go to one of the front-ends that serve an engine.
-                self._metrics[name] = self._gauge_cls(
-                    **args, multiprocess_mode="mostrecent"
-                )
-            else:
-                self._metrics[name] = self._counter_cls(**args)
+        make = {
+            MetricKind.COUNTER: self._counter_cls,
+            # Each step's numbers go to one of the front-ends that serve an engine.
+            MetricKind.GAUGE: partial(self._gauge_cls, multiprocess_mode="mostrecent"),
+            MetricKind.HISTOGRAM: partial(self._histogram_cls, buckets=SECONDS_BUCKETS),
+        }
+        self._metrics: dict[str, Any] = {
+            name: make[metric.kind](
+                name=f"{_PREFIX}{name}",
+                documentation=metric.help,
+                labelnames=[*labelnames, *metric.labels],
+            )
+            for name, metric in METRICS.items()
+        }
         self._clock = clock
         self._lock = threading.Lock()
         self._told_at: dict[int, float] = {}
