@@ -39,6 +39,7 @@ __all__ = [
     "is_dcp_sharded",
     "is_transferable",
     "kind_of",
+    "layer_specs",
     "layout_name",
     "overwritten_blocks",
     "places",
@@ -178,7 +179,7 @@ def check_groups(groups: Sequence[Any]) -> None:
     """
     if has("block_state") and has("failed_requests"):
         return
-    specs = [spec for group in groups for spec in _layer_specs(group.kv_cache_spec)]
+    specs = [spec for group in groups for spec in layer_specs(group.kv_cache_spec)]
     names = {kind_of(spec).__name__ for spec in specs}
     if len(groups) == 1 and names <= {"FullAttentionSpec", "MLAAttentionSpec"}:
         return
@@ -193,7 +194,8 @@ def check_groups(groups: Sequence[Any]) -> None:
     )
 
 
-def _layer_specs(spec: Any) -> Sequence[Any]:  # noqa: ANN401 - vLLM's KVCacheSpec
+def layer_specs(spec: Any) -> Sequence[Any]:  # noqa: ANN401 - vLLM's KVCacheSpec
+    """Return the specs of a group: one for all of its layers, or one for each."""
     return tuple(getattr(spec, "kv_cache_specs", {}).values()) or (spec,)
 
 

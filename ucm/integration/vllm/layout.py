@@ -154,12 +154,6 @@ def _group(
     )
 
 
-def _layer_specs(spec: KVCacheSpec) -> Collection[KVCacheSpec]:
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        return list(spec.kv_cache_specs.values())
-    return [spec]
-
-
 def _layer_spec(spec: KVCacheSpec, layer: str) -> KVCacheSpec:
     """Return a layer's own spec; the scheduler is told of a group's first one only."""
     if isinstance(spec, UniformTypeKVCacheSpecs):
@@ -178,7 +172,7 @@ def _kind(
     group_id: GroupId,
     group: Any,  # noqa: ANN401 - vLLM's KVCacheGroupSpec
 ) -> tuple[GroupKind, int | None]:
-    specs = _layer_specs(group.kv_cache_spec)
+    specs = compat.layer_specs(group.kv_cache_spec)
     kinds = {compat.kind_of(one) for one in specs}
     if compat.is_transferable(group, specs):
         if kinds <= _FULL:
