@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 
 import attrs
 
+from tests.kit.consistency import validate
 from tests.kit.served_pool import SIZE, Part, Pool, Request
 from tests.scheduler.model import ONE_FULL, SetIndex, make_adapter
 from ucm.scheduler.messages import SpanOrder, StepPlan, StepReport
@@ -142,7 +143,7 @@ class ServedEngine:
         is_told = looks or preempted or must_tell or not parts
         self._report()
         plan = self.adapter.plan_step(facts if is_told else None)
-        self.adapter.validate()
+        validate(self.adapter)
         self.seen["in doubt"] += len(self.adapter.foreign.doubts)
         self.seen["bad"] += len(self.adapter.foreign.bad)
         self._flight.append((parts, plan))

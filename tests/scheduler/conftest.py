@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit.consistency import validate
 from tests.scheduler.model import ONE_FULL, SetIndex, make_adapter
 from ucm.scheduler.adapter import SchedulerAdapter
 
@@ -20,7 +21,7 @@ def adapter(index: SetIndex) -> Iterator[SchedulerAdapter]:
     """Return an adapter for one group and rank that must end consistent."""
     adapter = make_adapter(ONE_FULL, index)
     yield adapter
-    adapter.validate()
+    validate(adapter)
 
 
 @pytest.fixture
@@ -28,4 +29,4 @@ def on_two(index: SetIndex) -> Iterator[SchedulerAdapter]:
     """Return an adapter for two ranks that must end consistent."""
     adapter = make_adapter(ONE_FULL, index, num_ranks=2, shards=2)
     yield adapter
-    adapter.validate()
+    validate(adapter)

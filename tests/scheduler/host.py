@@ -9,6 +9,7 @@ workers have in hand.
 
 from collections import deque
 
+from tests.kit.consistency import validate
 from tests.scheduler.model import hashes_of, make_adapter
 from tests.scheduler.tables import (
     Request,
@@ -281,7 +282,7 @@ class Host(Workers):
     def _run(self, facts: StepFacts, batch: list[tuple[Request, int]]) -> None:
         held = {number for number, each in self.tickets.items() if each.is_held}
         plan = self.adapter.plan_step(facts)
-        self.adapter.validate()
+        validate(self.adapter)
         written = written_blocks(self.layout, facts, plan.loads)
         readers = {each: set(self.tickets[each].order.block_ids) for each in held}
         torn = {each for each in held if readers[each] & facts.overwritten}
@@ -359,7 +360,7 @@ class Host(Workers):
                 assert self.requests[request_id].state == "deferred"
                 self._free(self.requests.pop(request_id))
                 self.adapter.deferral_ended({request_id})
-        self.adapter.validate()
+        validate(self.adapter)
 
     def _received(self, request: Request) -> None:
         request.failed = request.generation in self.failed

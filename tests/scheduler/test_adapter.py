@@ -3,6 +3,7 @@
 
 import pytest
 
+from tests.kit.consistency import validate
 from tests.scheduler.model import (
     DIGEST,
     HASHES,
@@ -234,7 +235,7 @@ class TestReports:
         assert life is not None
         adapter._lives.waits(life, [99])
         with pytest.raises(LedgerError, match="loads and saves at once"):
-            adapter.validate()
+            validate(adapter)
 
 
 @pytest.mark.slow

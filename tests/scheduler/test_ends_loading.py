@@ -3,6 +3,7 @@
 
 import pytest
 
+from tests.kit.consistency import validate
 from tests.scheduler.model import (
     HASHES,
     ONE_FULL,
@@ -96,7 +97,7 @@ def test_what_a_request_computes_that_ends_before_its_load_is_told_over_is_saved
         assert ((), ()) == (plan.saves, plan.deferred)
         assert adapter.lives.loading()
         adapter.apply_report(loaded(*orders, rank=rank))
-        adapter.validate()
+        validate(adapter)
     plan = adapter.plan_step(StepFacts())
     assert {0: [3, 4]} == saved_blocks(plan)
     assert HASHES[2:4] == plan.saves[0].split_hashes()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from tests.kit.consistency import validate
 from tests.scheduler.model import (
     HASHES,
     HYBRID,
@@ -75,7 +76,7 @@ def left(computed: int = 16) -> RequestEnd:
 def run(adapter: SchedulerAdapter, *requests: ScheduledRequest) -> dict[int, list[int]]:
     """Return which blocks the plan of a step saves."""
     plan: StepPlan = adapter.plan_step(facts(*requests))
-    adapter.validate()
+    validate(adapter)
     return saved_blocks(plan)
 
 

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.kit.consistency import validate_holds
 from ucm.errors import LedgerError
 from ucm.scheduler.holds import HoldLedger
 
@@ -20,7 +21,7 @@ def ledger() -> Iterator[HoldLedger]:
     """Return a ledger that must be consistent when the test ends."""
     ledger = HoldLedger()
     yield ledger
-    ledger.validate()
+    validate_holds(ledger)
 
 
 class TestHoldLedger:
@@ -106,12 +107,12 @@ class TestHoldLedger:
         ledger.take(1, [LIFE], (4,), (0,))
         ledger._by_block.clear()
         with pytest.raises(LedgerError, match="indexes"):
-            ledger.validate()
+            validate_holds(ledger)
         ledger = HoldLedger()
         ledger.take(1, [LIFE], (4,), (0,))
         ledger._holds[1].ranks_left.clear()
         with pytest.raises(LedgerError, match="impossible"):
-            ledger.validate()
+            validate_holds(ledger)
 
 
 @attrs.define
@@ -175,7 +176,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def agrees(self) -> None:
         """Compare every question that can be asked."""
-        self.ledger.validate()
+        validate_holds(self.ledger)
         holds = self.model.values()
         for block_id in range(1, 10):
             readers = {i for i, one in self.model.items() if block_id in one.block_ids}

@@ -13,6 +13,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from tests.kit.consistency import validate
 from tests.scheduler.host import Host
 from tests.scheduler.model import DIGEST, STATE, Reach, make_layout
 from ucm.config import SaveDecoded
@@ -210,7 +211,7 @@ class HostMachine(RuleBasedStateMachine):
     @invariant()
     def holds(self) -> None:
         """Check the adapter's own invariants."""
-        self.host.adapter.validate()
+        validate(self.host.adapter)
 
     def teardown(self) -> None:
         """Bring everything to an end; nothing may be left."""

@@ -4,6 +4,7 @@
 import pytest
 from msgspec.structs import replace
 
+from tests.kit.consistency import validate
 from tests.scheduler.model import (
     DIGEST,
     HASHES,
@@ -76,7 +77,7 @@ class TestLoads:
         plan = adapter.plan_step(StepFacts())
         blocks = {order.group_id: order.block_ids for order in plan.loads}
         assert {0: (1, 2, 3, 4, 5, 6), 1: (7,)} == blocks
-        adapter.validate()
+        validate(adapter)
 
     def test_blocks_before_the_window_are_not_loaded_into(
         self, index: SetIndex

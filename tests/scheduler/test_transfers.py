@@ -3,6 +3,7 @@
 
 import pytest
 
+from tests.kit.consistency import validate_transfers
 from tests.scheduler.model import ONE_FULL, hashes_of
 from ucm.blocks import GroupId, Owner
 from ucm.errors import LedgerError
@@ -137,7 +138,7 @@ class TestOpenTransfers:
         (later,) = _open(book, TransferKind.LOAD, [1])
         assert book.end_load(former.transfer_id, 0)
         assert {later.transfer_id} == book.loads_into([101])
-        book.validate()
+        validate_transfers(book)
 
     def test_denied_block_is_forgiven_when_a_save_of_it_ends(self) -> None:
         """A denied block counts as missing until it was saved anew."""
@@ -163,12 +164,12 @@ class TestOpenTransfers:
         _open(book, TransferKind.SAVE, [1])
         _open(book, TransferKind.SAVE, [1])
         with pytest.raises(LedgerError, match="two open saves"):
-            book.validate()
+            validate_transfers(book)
         book = _book()
         _open(book, TransferKind.LOAD, [1])
         book._open.clear()
         with pytest.raises(LedgerError, match="a load that is not open"):
-            book.validate()
+            validate_transfers(book)
 
     @pytest.mark.parametrize(
         ("told", "saved"),

@@ -33,7 +33,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ucm.blocks import GroupId, ShardId
-from ucm.errors import LayoutError, LedgerError
+from ucm.errors import LayoutError
 from ucm.layout import KVLayout
 from ucm.scheduler.budget import LoadQueue, cut_lost
 from ucm.scheduler.decoded import SaveLimits
@@ -372,19 +372,6 @@ class SchedulerAdapter:
             "held_blocks": self._ledger.held_blocks,
             **self._transfers.counts(),
         }
-
-    def validate(self) -> None:
-        """
-        Check what must hold between calls; for tests.
-
-        Raises:
-            LedgerError: It does not.
-        """
-        self._ledger.validate()
-        self._transfers.validate()
-        for life in self._lives.loading():
-            if self._ledger.holds_of(life.key):
-                raise LedgerError(f"request {life.key[0]} loads and saves at once")
 
     @property
     def _saves_now(self) -> bool:

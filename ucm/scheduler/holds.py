@@ -220,25 +220,3 @@ class HoldLedger:
         """When the oldest hold began that has not ended, None without any; any thread."""
         holds = list(self._holds.values())  # at once, whatever the scheduler does
         return holds[0].began if holds else None
-
-    def validate(self) -> None:
-        """
-        Compare the indexes with the holds; for tests.
-
-        Raises:
-            LedgerError: They disagree.
-        """
-        held = {each for hold in self._holds.values() for each in hold.block_ids}
-        by_life: dict[tuple[str, int], int] = {}
-        for transfer_id, hold in self._holds.items():
-            if not hold.ranks_left:
-                raise LedgerError(f"transfer {transfer_id}: impossible {hold}")
-            for life in hold.lives:
-                by_life[life] = by_life.get(life, 0) + 1
-            if any(transfer_id not in self.readers_of([i]) for i in hold.block_ids):
-                raise LedgerError("the indexes of the ledger do not fit its holds")
-        nbytes = sum(hold.nbytes for hold in self._holds.values())
-        told = (held, by_life, nbytes, len(self._holds))
-        known = (set(self._by_block), self._by_life, self.held_nbytes, self.num_holds)
-        if told != known:
-            raise LedgerError("the indexes of the ledger do not fit its holds")

@@ -18,11 +18,9 @@ from typing import Final
 import msgspec
 
 from ucm.blocks import GroupId, Owner
-from ucm.errors import LedgerError
 from ucm.layout import GroupLayout
 from ucm.reasons import Reason
 from ucm.scheduler.denials import Denials
-from ucm.scheduler.matching import DeniedKey
 from ucm.scheduler.messages import Failure, SpanOrder, StepReport, TransferKind
 from ucm.scheduler.records import SaveEnd
 from ucm.scheduler.shares import Run, Share
@@ -296,25 +294,6 @@ class OpenTransfers:
             "denied_keys": len(self.denied),
         }
 
-    def validate(self) -> None:
-        """
-        Compare the indexes with the open tickets; for tests.
-
-        Raises:
-            LedgerError: They disagree.
-        """
-        orders = [entry.order for entry in self._open.values()]
-        saves = [each for each in orders if each.kind is TransferKind.SAVE]
-        loads = {each.transfer_id for each in orders} - {
-            each.transfer_id for each in saves
-        }
-        saving = [key for order in saves for key in _keys_of(order)]
-        known = {(group, each) for group in self.saving for each in self.saving[group]}
-        if len(saving) != len(set(saving)) or set(saving) != known:
-            raise LedgerError("two open saves write one block, or the index is off")
-        if not loads.issuperset(self.filling.values()):
-            raise LedgerError("a block waits for a load that is not open")
-
     def _close(self, entry: _Open) -> None:
         order = entry.order
         del self._open[order.transfer_id]
@@ -332,7 +311,3 @@ class OpenTransfers:
             for block_id in order.block_ids:
                 if filling.get(block_id) == number:
                     del filling[block_id]
-
-
-def _keys_of(order: SpanOrder) -> list[DeniedKey]:
-    return [(order.group_id, each) for each in order.split_hashes()]
