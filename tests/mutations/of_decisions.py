@@ -211,7 +211,7 @@ DECISIONS = (
         name="failed_load_not_denied",
         why="A damaged block is matched, fails and is matched again without end.",
         file=_TRANSFERS,
-        find="                self.denied.deny(key)\n",
+        find="            self.denied.deny((group_id, failure.bad_hash))\n",
         replace="",
         killers=(f"{_FAILURES}::test_failed_block_is_a_miss_until_it_is_saved",),
     ),

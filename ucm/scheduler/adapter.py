@@ -299,8 +299,8 @@ class SchedulerAdapter:
             self._ledger.release(transfer_id, report.rank)
         for transfer_id in filter(self._knows_hold, report.quarantined):
             self._ledger.quarantine(transfer_id, report.rank)
-        self._transfers.loads_failed(report.failures)
         for failure in report.failures:
+            self._transfers.load_failed(failure)
             self._lives.load_failed(failure)
         self._lives.loads_ended(
             transfer_id

@@ -238,14 +238,12 @@ class OpenTransfers:
             self._keyed = keyspace_digest
             self.unsaved = Unsaved()
 
-    def loads_failed(self, failures: Iterable[Failure]) -> None:
-        """Deny the blocks that are to blame for failed loads, and remember why."""
-        for failure in failures:
-            if failure.bad_hash:
-                key = failure.group_id, failure.bad_hash
-                self.denied.deny(key)
-                hashes, now = [failure.bad_hash], self.denied.now
-                self.unsaved.ended(failure.group_id, hashes, failure.reason, now)
+    def load_failed(self, failure: Failure) -> None:
+        """Deny the block that is to blame for a failed load, if any, and remember why."""
+        if failure.bad_hash:
+            group_id, hashes = failure.group_id, [failure.bad_hash]
+            self.denied.deny((group_id, failure.bad_hash))
+            self.unsaved.ended(group_id, hashes, failure.reason, self.denied.now)
 
     def end_loads_of(self, request_ids: Collection[str]) -> list[int]:
         """End the requests' loads on all ranks and return their numbers."""
