@@ -104,6 +104,7 @@ class SchedulerAdapter:
         self._deferrals = Deferrals()
         self._transfers = OpenTransfers(num_ranks, span_blocks, limits.load_spans)
         self.resize = self._transfers.resize
+        """Cuts tickets to other sizes from now on."""
         self.misses = Misses(self._matcher, index, self._transfers)
         self._selector = SaveSelector(
             layout,
@@ -123,11 +124,13 @@ class SchedulerAdapter:
         """When a step must tell of each request."""
         self.due.patience = patience_of(layout, waits=limits.may_wait)
         self.records = self._lives.records
-        self.awaits_step, self._steps = self._selector.awaits_step, itertools.count(1)
+        self.awaits_step = self._selector.awaits_step
+        self._steps = itertools.count(1)
         self.foreign = Foreign(layout, self._lives, batches)
         self._touches = Touches(layout, self._matcher, index, waits=limits.may_wait)
         self._queued_loads = LoadQueue(layout, max_step_blocks, parks=parks)
-        self._saves_at_all, self.bypass = saves, False
+        self._saves_at_all = saves
+        self.bypass = False
         """Whether a worker's runtime has failed, so that nothing new is started."""
         self._epoch = self._cut_plans = 0
 
