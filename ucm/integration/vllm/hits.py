@@ -26,7 +26,6 @@ _TOKENS: Final = {
     tier: sample_key("ucm_hit_tokens_total", {"tier": tier})
     for tier in (*_KNOWN, "other")
 }
-_DISKS: Final = ("disk",)
 
 
 class Hits:
@@ -69,4 +68,4 @@ class Hits:
     def _word(self, name: str) -> str:
         if name == "slab":
             return self._slab
-        return "disk" if name in _DISKS else "external_unspecified"
+        return "disk" if name == "disk" else "external_unspecified"

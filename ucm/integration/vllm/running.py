@@ -164,13 +164,11 @@ class Running:
         most = sum(counts.values()) - len(ids) + 1
         for new in output.scheduled_new_reqs:
             most -= counts[new.req_id]
-        if self._due.is_nobody(most) and not always:
+        if (self._due.is_nobody(most) and not always) or not ids:
             return ()
         # No line of Python for each: this is the one thing that grows with who runs.
         ends = list(map(operator.add, computed, map(counts.get, ids)))
         dues = list(map(self._due.get, ids, itertools.repeat(0)))
-        if not ids:
-            return []
         short = min(map(operator.sub, dues, ends))
         if not always and self._due.are_short_by(short, len(ids)):
             return []
