@@ -12,7 +12,7 @@ A cache's metrics for Prometheus, in hosts of their own; vLLM's come with vLLM's
 Several caches of one process have one exporter, which names each family once:
 ``Exporter({"a": first.measure, "b": second.measure})``.
 
-Needs ``prometheus_client`` (``pip install "ucm[metrics]"``). Everything is read when it is
+Needs ``prometheus_client`` (``pip install '.[metrics]'``). Everything is read when it is
 scraped, on the thread that serves the scrape, so that gauges are as fresh in a cache that
 idles. Names are those of ``ucm.metric_names``, and none of a process.
 """

@@ -7,7 +7,7 @@ A chat server over transformers whose prompts survive a restart.
 
 Ask it, stop it, start it again and ask on: what was computed before is loaded. So is what
 other machines have computed, if all are started with ``--share`` and a directory that all
-of them see. Needs ``pip install "ucm[transformers,metrics]" starlette uvicorn``.
+of them see. Needs ``pip install '.[transformers,metrics]' starlette uvicorn``.
 """
 
 import socket
