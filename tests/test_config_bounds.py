@@ -20,6 +20,61 @@ def test_longest_fetch_is_named():
     assert LONGEST_S == settings["fetch"]["maximum"]
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"store.capacity": "4GiB"}, "store.capacity"),
+        ({"capacity": "4GiB"}, "store.capacity"),
+        ({"Store_Capacity": "4GiB"}, "store.capacity"),
+        ({"timeout-load": 5}, "timeout.load"),
+    ],
+)
+def test_name_without_its_section_is_led_there(given, meant):
+    """X-09: as in a variable with one underscore; who wrote it was shown the sections only."""
+    section, _, name = meant.partition(".")
+    variable = f"UCM_{section}__{name}".upper()
+    told = f"Did you mean {meant}? Give it within {section}, or as the variable {variable}. "
+    assert refused(given).remedy.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "path", "told"),
+    [
+        ("store", "path", "", "is empty"),  # as of a variable that is set to nothing
+        ("store", "path", "~/slab", "~ is a directory"),
+        ("log", "directory", "~/log", "~ is a directory"),
+    ],
+)
+def test_path_that_nobody_means_is_refused(section, name, path, told):
+    """X-09: it became the directory where the engine was started, or one called ~ there."""
+    error = refused({section: {name: path}})
+    assert (f"{section}.{name}", path) == (error.key, error.value)
+    assert told in error.problem
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"use_layerwise": "yes"}, "Give true or false, without quotes."),
+        ({"queue": {"window": "4"}}, "Give a whole number, without quotes."),
+        (
+            {"timeout": {"load": "5s"}},
+            "Give a number, without quotes and without a unit.",
+        ),
+        ({"store": {"path": 5}}, "Give a text."),
+    ],
+)
+def test_value_of_another_type_is_answered_in_words(given, remedy):
+    """X-09: an operator has not to know what Python calls a number."""
+    assert remedy == refused(given).remedy
+
+
+def test_size_with_more_digits_than_any_number_is_refused():
+    """X-09: it was infinite, and ended in an error that named no key."""
+    error = refused({"store": {"capacity": "9" * 400 + "GiB"}})
+    assert ("store.capacity", "too large") == (error.key, error.problem)
+
+
 def test_queue_that_holds_no_block_is_refused():
     """X-09: one below a ticket has saves go one by one; a model says what a block has."""
     queue = QueueConfig(nbytes=4096, span_bytes=1)

@@ -28,9 +28,12 @@ from ucm.config import UCMConfig
 
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+OUTSIDE = ROOT / "examples" / "third_party_store" / "README.md"
 FENCE = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 OURS = ("https://squidfunk.github.io/mkdocs-material/", "https://ui.perfetto.dev")
 """What a page may lead to, for who follows it: the site's own maker, and a viewer."""
+OURS_TO_RUN = ("examples", "benchmarks", "scripts", "tests", "ucm")
+"""Packages of the repository."""
 
 
 @attrs.frozen
@@ -114,13 +117,11 @@ class TestCode:
                 rest = words[at + 1 :]
                 if word == "make":
                     assert f"\n{rest[0]}:" in (ROOT / "Makefile").read_text()
-                elif word == "-m" and rest[0].split(".")[0] in (
-                    *("examples", "benchmarks", "scripts", "tests", "ucm"),
-                ):
+                elif word == "-m" and rest[0].split(".")[0] in OURS_TO_RUN:
                     place = ROOT / rest[0].replace(".", "/")
                     assert place.with_suffix(".py").exists() or place.is_dir(), word
                 elif word == "ucm" and at == 0:
-                    assert is_command(rest), rest
+                    assert "" == misfit(rest[:2]), rest
                 elif word == "--kv-transfer-config":
                     check_transfer(json.loads(rest[0]))
 
@@ -199,14 +200,24 @@ class TestCode:
         ] == told
 
 
-def is_command(words: list[str]) -> bool:
-    """Return whether ``ucm`` has a command that goes by the first of these words."""
-    found: click.Command | None = cli
-    for word in words:
-        if not isinstance(found, click.Group):
-            break
-        found = found.get_command(click.Context(found), word)
-    return isinstance(found, click.Command) and found is not cli
+def misfit(words: list[str]) -> str:
+    """Return why ``ucm`` has no such command, or it takes no such words; else nothing."""
+    found: click.Command = cli
+    rest = list(words)
+    while isinstance(found, click.Group):
+        if not rest:
+            return "" if found is not cli else "no command is named"
+        name = rest.pop(0)
+        inner = found.get_command(click.Context(found), name)
+        if inner is None:
+            return f"{name} is no command"
+        found = inner
+    context = click.Context(found, **cli.context_settings)  # it keeps its help option
+    try:
+        _, left, _ = found.make_parser(context).parse_args(rest)
+    except click.UsageError as exc:
+        return exc.format_message()
+    return f"too many words: {left}" if left else ""
 
 
 def check_transfer(given: dict[str, object]) -> None:
@@ -227,10 +238,28 @@ class TestPages:
 
     @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
     def test_commands_that_a_page_names_are_there(self, page: Path) -> None:
-        """``ucm ...`` within a sentence is a command that exists."""
+        """``ucm ...`` within a sentence is a command that exists, and takes what stands
+        behind it."""
         text = page.read_text(encoding="utf-8")
         for named in re.findall(r"`ucm ([a-z][^`]*)`", text):
-            assert is_command(named.split()), named
+            assert "" == misfit(named.split()), named
+        for module, path in re.findall(r"`python (?:-m ([\w.]+)|(\S+\.py))", text):
+            place = ROOT / (path or module.replace(".", "/"))
+            is_ours = path or module.split(".")[0] in OURS_TO_RUN
+            assert not is_ours or place.exists() or place.with_suffix(".py").exists()
+
+    @pytest.mark.parametrize("page", [*PAGES, OUTSIDE], ids=lambda page: page.name)
+    def test_nothing_is_installed_by_a_name_of_somebody_else(self, page: Path) -> None:
+        """``ucm`` on a package index is another project: who follows a page installs from
+        a copy of the repository, with extras that are there."""
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        text = page.read_text(encoding="utf-8")
+        for told in re.findall(r"pip install ([^`\n]+)", text):
+            for word in shlex.split(told, comments=True):
+                assert not re.match(r"ucm\b", word), told
+                if named := re.fullmatch(r"\.\[(.+)\]", word):
+                    extras = {*named[1].split(",")}
+                    assert set() == extras - {*project["optional-dependencies"]}
 
     def test_table_of_the_comparison_is_that_of_the_benchmarks(self) -> None:
         """No number of it is written by hand; it has rows of both ends."""

@@ -5,6 +5,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
@@ -136,6 +137,21 @@ class TestExporter:
         told = {name: Counters().snapshot}
         with pytest.raises(ConfigError, match=re.escape(problem)):
             Exporter(told, labels={"server": "s"}, label=label)
+
+    @pytest.mark.parametrize(
+        ("measure", "problem"),
+        [
+            (
+                Counters().snapshot(),
+                "measure='Snapshot': measures no cache. Give cache.",
+            ),
+            ({"a": Counters()}, "measure.a='Counters': measures no cache. Give cache."),
+        ],
+    )
+    def test_what_measures_nothing_is_refused(self, measure: Any, problem: str) -> None:
+        """A cache's numbers, or a cache itself, in the place of what asks for them."""
+        with pytest.raises(ConfigError, match=re.escape(problem)):
+            Exporter(measure)
 
     def test_every_metric_is_described_by_its_kind(self) -> None:
         """X-10: what Prometheus is told of a metric is what the table says."""

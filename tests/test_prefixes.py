@@ -115,11 +115,20 @@ class TestPrefixHasher:
             ucm.PrefixHasher(foreign, 16)
         with pytest.raises(KeyFormatError, match="block_tokens=8"):
             ucm.PrefixHasher(KEYSPACE, 8)
+        with pytest.raises(KeyFormatError, match="keyspace is KVLayout"):
+            ucm.PrefixHasher(LAYOUT, 16)  # type: ignore[arg-type]
 
 
 def test_tenant_of_a_salt_is_the_same_for_ever() -> None:
     """R-41: engines, hosts and releases that share a slab count a tenant's blocks for one number; no salt is nobody."""
     assert (0xCA978112, 0) == (ucm.tenant_of(b"a"), ucm.tenant_of(b""))
+
+
+@pytest.mark.parametrize("salt", ["tenant", "", None])
+def test_tenant_of_a_text_is_refused(salt: Any) -> None:
+    """As by the hasher: an empty text would be nobody's without a word."""
+    with pytest.raises(KeyFormatError, match="salt is"):
+        ucm.tenant_of(salt)
 
 
 class TestKeySpace:
@@ -161,8 +170,22 @@ class TestPagedLayout:
         keyspace = ucm.keyspace_of(wide, **TOLD)
         keys = ucm.PrefixHasher(keyspace, np.int8(16)).keys(range(32))
         assert ucm.PrefixHasher(keyspace, 16).keys(range(32)) == keys
-        with pytest.raises(TypeError):
+        with pytest.raises(LayoutError, match=r"layer 'a' has 64\.5 for the bytes"):
             ucm.paged_layout({"a": 64.5}, block_tokens=4)
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ({"a": 0}, "layer 'a' has 0 for"),
+            ({"a": "64"}, "layer 'a' has '64' for"),
+            ({"a": np.zeros(4)}, "layer 'a' has ndarray for"),
+            (["a"], "page_bytes is list: give"),
+        ],
+    )
+    def test_what_is_no_number_of_bytes_is_named(self, given: Any, told: str) -> None:
+        """The array itself for its bytes is the mistake that is made first."""
+        with pytest.raises(LayoutError, match=told):
+            ucm.paged_layout(given, block_tokens=4)
 
     def test_no_layer_is_refused(self) -> None:
         """There is nothing to store."""

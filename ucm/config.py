@@ -18,6 +18,7 @@ from ucm.errors import ConfigError
 from ucm.settings import (
     LONGEST_FETCH_S,
     check_list,
+    check_path,
     field,
     read_ratio,
     read_section,
@@ -184,6 +185,7 @@ class StoreConfig:
     )
 
     def __attrs_post_init__(self) -> None:
+        check_path("store.path", self.path)
         if self.numa not in (OFF, "interleave"):
             remedy = "Give `off`, `interleave`, or a list of nodes such as `0,2`."
             check_list("store.numa", self.numa, "names no node", remedy)
@@ -273,6 +275,7 @@ class LogConfig:
     files: int = field(4, "Files kept of each process; the oldest goes.", least=1)
 
     def __attrs_post_init__(self) -> None:
+        check_path("log.directory", self.directory or "/")
         levels = ("debug", "info", "warning", "error", "off")
         if self.level not in levels:
             remedy = f"Use one of {levels}."

@@ -60,7 +60,7 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
 
     Raises:
         ConfigError: A label has no name of Prometheus', that of one that a metric has itself,
-            or a value that is no text.
+            or a value that is no text; or *measure* is none, such as a cache itself.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
         labels: dict[str, str] | None = None,
         label: str = "cache",
     ) -> None:
+        _check_measure("measure", measure, Mapping)
         common = dict(labels or {})
         self._caches = [(common, measure)] if callable(measure) else []
         self._names = list(common)
@@ -77,6 +78,7 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
         if not callable(measure):
             for name, each in measure.items():
                 _check({label: name})
+                _check_measure(f"measure.{name}", each)
                 self._caches.append(({**common, label: name}, each))
             if label in common:
                 raise ConfigError(
@@ -109,6 +111,14 @@ class Exporter(Collector):  # type: ignore[misc] # it is untyped to us
         }
         labels = [*self._names, *metric.labels]
         return kinds[metric.kind](metric.name, metric.help, labels=labels)
+
+
+def _check_measure(key: str, given: object, *others: type) -> None:
+    """Refuse what measures nothing, and is none of *others*: it is asked only when scraped."""
+    if not callable(given) and not isinstance(given, others):
+        problem = "measures no cache"
+        remedy = "Give cache.measure, not called, or a mapping of names to these."
+        raise ConfigError(key, type(given).__name__, problem, remedy)
 
 
 def _check(labels: Mapping[Any, Any]) -> None:

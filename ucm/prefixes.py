@@ -18,13 +18,13 @@ import json
 import numbers
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
 
 import attrs
 
 from ucm.blocks import GroupId, KeySpace, RowId
-from ucm.errors import KeyFormatError
+from ucm.errors import KeyFormatError, LayoutError
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 
 __all__ = [
@@ -44,11 +44,17 @@ _LATEST_NS: Final = 1 << 62
 """Less than what 64 bits hold by more than any prefix is deep."""
 
 
-def _up_to(most: int) -> Any:  # noqa: ANN401 - attrs has no name for it
-    validators = attrs.validators
-    return validators.and_(
-        validators.instance_of(numbers.Integral), validators.ge(0), validators.le(most)
-    )
+def _up_to(most: int) -> Callable[[object, "attrs.Attribute[int]", object], None]:
+    """Return what refuses all but whole numbers from 0 on."""
+
+    def check(_: object, field: "attrs.Attribute[int]", value: object) -> None:
+        told = f"{field.name}={value!r} is no whole number from 0 to {most}"
+        if not isinstance(value, numbers.Integral):
+            raise TypeError(told)
+        if not 0 <= int(value) <= most:
+            raise ValueError(told)
+
+    return check
 
 
 @attrs.frozen(kw_only=True)
@@ -70,7 +76,13 @@ class Place:
 
 
 def tenant_of(salt: bytes) -> int:
-    """Return whose the blocks of a salt are: a number for ``Place``, 0 without a salt."""
+    """
+    Return whose the blocks of a salt are: a number for ``Place``, 0 without a salt.
+
+    Raises:
+        KeyFormatError: It is no bytes.
+    """
+    _check_bytes("salt", salt)
     if not salt:
         return 0
     return int.from_bytes(hashlib.sha256(salt).digest()[:4], "big") or 1
@@ -95,6 +107,9 @@ class PrefixHasher:
     __slots__ = ("_block_tokens", "_root")
 
     def __init__(self, keyspace: KeySpace, block_tokens: int) -> None:
+        if not isinstance(keyspace, KeySpace):
+            told = type(keyspace).__name__
+            raise KeyFormatError(f"keyspace is {told}: build it with ucm.keyspace_of")
         if keyspace.hash_algorithm != ALGORITHM:
             raise KeyFormatError(
                 f"the key space is for keys by {keyspace.hash_algorithm!r}, not by "
@@ -102,7 +117,7 @@ class PrefixHasher:
             )
         if keyspace.block_tokens != block_tokens:
             raise KeyFormatError(
-                f"block_tokens={block_tokens}, and {keyspace.block_tokens} in the key "
+                f"block_tokens={block_tokens!r}, and {keyspace.block_tokens} in the key "
                 "space"
             )
         self._block_tokens = keyspace.block_tokens  # numpy's numbers may be small
@@ -237,11 +252,14 @@ def paged_layout(
             dimensions in a page.
 
     Raises:
-        LayoutError: There is no layer.
-        ValueError: A number is not positive.
+        LayoutError: There is no layer, or one without a number of bytes above 0.
+        ValueError: *block_tokens* is not positive.
     """
+    if not isinstance(page_bytes, Mapping):
+        told = type(page_bytes).__name__
+        raise LayoutError(f"page_bytes is {told}: give the bytes of each layer's block")
     rows = tuple(
-        RowLayout(row_id=RowId(row), page_bytes=nbytes, layer_names=(name,))
+        _row(RowId(row), name, nbytes)
         for row, (name, nbytes) in enumerate(page_bytes.items())
     )
     group = GroupLayout(
@@ -251,3 +269,15 @@ def paged_layout(
         rows=rows,
     )
     return KVLayout(groups=(group,), hash_block_tokens=block_tokens, engine_tag=engine)
+
+
+def _row(row_id: RowId, name: str, nbytes: int) -> RowLayout:
+    try:
+        return RowLayout(row_id=row_id, page_bytes=nbytes, layer_names=(name,))
+    except (TypeError, ValueError) as exc:
+        is_short = isinstance(nbytes, str | numbers.Number)
+        told = repr(nbytes) if is_short else type(nbytes).__name__
+        raise LayoutError(
+            f"layer {name!r} has {told:.40} for the bytes of a block: give a whole number "
+            "above 0, such as those of array[0]"
+        ) from exc

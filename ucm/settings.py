@@ -24,6 +24,7 @@ __all__ = [
     "LONGEST_FETCH_S",
     "MOST",
     "check_list",
+    "check_path",
     "field",
     "read_enum",
     "read_ratio",
@@ -41,6 +42,13 @@ _GONE = {
     "store.durability": "Leave it out: a slab is memory. What is to outlast the machine goes "
     "to a tier, such as disk with durability: power.",
 }
+_WORDS: typing.Final = {
+    bool: "Give true or false, without quotes.",
+    int: "Give a whole number, without quotes.",
+    float: "Give a number, without quotes and without a unit.",
+    str: "Give a text.",
+}
+"""What to give, by the type that is due."""
 _T = TypeVar("_T")
 MOST: typing.Final = 1e9
 """Below it is each number of seconds: for nine times that no lock waits."""
@@ -89,7 +97,10 @@ def read_size(key: str, value: object) -> int:
         raise ConfigError(key, value, "not a size", "Give bytes or text like '4GiB'.")
     number, unit = match.groups()
     power = _UNITS[(unit or "").lower()[:1]]
-    return int(float(number) * 1024**power)
+    nbytes = float(number) * 1024**power
+    if nbytes == math.inf:
+        raise ConfigError(key, value, "too large", "Give bytes or text like '4GiB'.")
+    return int(nbytes)
 
 
 def size_text(nbytes: float) -> str:
@@ -160,15 +171,28 @@ def read_section(cls: type[_T], given: object, prefix: str) -> _T:
     for name, value in given.items():
         key = f"{prefix}{name}"
         if name not in fields:
-            close = difflib.get_close_matches(str(name), fields, n=1)
-            hint = f"Did you mean {prefix}{close[0]}? " if close else ""
-            known = f"{hint}Known: {sorted(fields)}."
+            known = f"{_meant(str(name), cls, prefix)}Known: {sorted(fields)}."
             raise ConfigError(key, value, "unknown key", _GONE.get(key, known))
         values[name] = _read_value(key, value, hints[name], fields[name].metadata)
     section = cls(**values)
     if (check := getattr(section, "check", None)) is not None:
         check(prefix)
     return section
+
+
+def _meant(name: str, cls: type, prefix: str) -> str:
+    """Return what somebody may have meant by a name that is none; nothing if it is like none."""
+    plain = re.sub("[^a-z0-9]+", "_", name.lower())
+    for section, hint in typing.get_type_hints(cls).items():
+        inner = attrs.fields_dict(hint) if attrs.has(hint) else {}
+        for each in inner:
+            if plain in (each, f"{section}_{each}"):
+                return (
+                    f"Did you mean {section}.{each}? Give it within {section}, or as the "
+                    f"variable UCM_{section.upper()}__{each.upper()}. "
+                )
+    close = difflib.get_close_matches(name, [*attrs.fields_dict(cls)], n=1)
+    return f"Did you mean {prefix}{close[0]}? " if close else ""
 
 
 def _read_value(
@@ -185,7 +209,7 @@ def _read_value(
             key,
             value,
             f"{type(value).__name__} is not {hint.__name__}",
-            f"Give a {hint.__name__}.",
+            _WORDS.get(hint, f"Give a {hint.__name__}."),
         )
     elif isinstance(value, str) and "\0" in value:
         raise ConfigError(key, value, "has a character 0", "Leave it out.")
@@ -221,6 +245,13 @@ def read_enum(key: str, value: object, hint: type[enum.Enum]) -> enum.Enum:
     except ValueError as exc:
         known = [member.value for member in hint]
         raise ConfigError(key, value, "unknown value", f"Use one of {known}.") from exc
+
+
+def check_path(key: str, value: str) -> None:
+    """Refuse what would become a place that nobody means: no shell has read it."""
+    if not value or value[0] == "~":
+        problem = "~ is a directory of that name here" if value else "is empty"
+        raise ConfigError(key, value, problem, "Give the whole path, or leave it out.")
 
 
 def check_list(key: str, value: str, if_empty: str, remedy: str) -> None:

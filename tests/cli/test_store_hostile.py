@@ -4,6 +4,7 @@
 import contextlib
 import io
 import os
+import tempfile
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.cli.store_kit import CHAT, keys_of, snapshot
 from tests.stores.slab_kit import open_slab
-from ucm.cli.main import UNREADABLE, main
+from ucm.cli.main import UNREADABLE, USAGE, main
 from ucm.testing.store_blocks import save
 
 CHATS = keys_of(CHAT, list(range(12)))
@@ -95,3 +96,59 @@ class TestHostile:
         code, complaint = quietly("store", command, folder, *more)
         assert (UNREADABLE, 1) == (code, complaint.count("\n"))
         assert before == snapshot(folder)
+
+
+class TestTarget:
+    @pytest.mark.parametrize("more", [(), ("--force",)], ids=["asked", "forced"])
+    @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+    def test_export_takes_the_place_of_no_device(self, tmp_path, make, more):
+        """Root who wrote to a device by --force had a file in its place: the machine was
+        without it."""
+        open_slab(tmp_path / "slab").close()
+        make(tmp_path / "target")
+        before = snapshot(tmp_path)
+        code, complaint = quietly(
+            *("store", "export", tmp_path / "slab", tmp_path / "target", *more)
+        )
+        assert (USAGE, True) == (code, "no plain file; - is standard" in complaint)
+        assert before == snapshot(tmp_path)
+
+    def test_export_into_no_directory_names_the_directory(self, tmp_path):
+        """And no name of a file that nobody has given."""
+        open_slab(tmp_path / "slab").close()
+        file = tmp_path / "missing" / "file"
+        code, complaint = quietly("store", "export", tmp_path / "slab", file)
+        told = f"ucm: {file.parent}: No such file or directory\n"
+        assert (UNREADABLE, told) == (code, complaint)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("store", "ls"),
+        ("store", "rm", "--all", "--yes"),
+        ("top",),
+        ("bench",),
+        ("replay",),
+        ("trace", "stats", "--log"),
+    ],
+    ids=" ".join,
+)
+def test_what_this_user_may_not_read_is_unreadable(words):
+    """Exit code 3 as the page says, and not 2, which blames the call."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+        os.mkdir(f"{name}/others", 0o700)
+        os.chmod(name, 0o755)
+        owner = os.geteuid()
+        quietly(*words, f"{name}/others")  # what it imports may be another's, too
+        if not owner:
+            os.seteuid(65534)
+        else:
+            os.chmod(f"{name}/others", 0)
+        try:
+            code, complaint = quietly(*words, f"{name}/others")
+        finally:
+            os.seteuid(owner)
+            os.chmod(f"{name}/others", 0o700)
+    assert (UNREADABLE, "others" in complaint) == (code, True), complaint
+    assert "Traceback" not in complaint

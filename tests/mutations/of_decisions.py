@@ -344,7 +344,7 @@ DECISIONS = (
         why="A misspelt setting is passed over, and its default serves in silence.",
         file="ucm/settings.py",
         find="""\
-            known = f"{hint}Known: {sorted(fields)}."
+            known = f"{_meant(str(name), cls, prefix)}Known: {sorted(fields)}."
             raise ConfigError(key, value, "unknown key", _GONE.get(key, known))
 """,
         replace="            continue\n",

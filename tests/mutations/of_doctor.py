@@ -20,9 +20,11 @@ _PLACE = "ucm/doctor/place.py"
 _ENGINE = "ucm/doctor/engine.py"
 _SIZING = "ucm/doctor/sizing.py"
 _TEST_LOOK = "tests/stores/test_slab_look.py"
+_REFUSALS = "tests/stores/test_slab_refusals.py::TestRefusals"
 _TEST_ENGINE = "tests/doctor/test_engine.py"
 _TEST_PLACE = "tests/doctor/test_place.py"
 _TEST_SIZES = "tests/doctor/test_sizing.py::TestSizes"
+_PAGED = "tests/test_prefixes.py::TestPagedLayout"
 _CHECK = "tests/cli/test_config.py::TestCheck"
 _MOVES = "tests/cli/test_store_move.py::TestThereAndBack"
 
@@ -264,5 +266,123 @@ DOCTOR = (
         find="    _check_keys(found)\n",
         replace="",
         killers=(f"{_CHECK}::test_what_an_engine_refuses_of_its_own_is_refused",),
+    ),
+    Mutant(
+        name="size_without_end",
+        why="X-09: a capacity of hundreds of digits ends in an error that names no key.",
+        file="ucm/settings.py",
+        find="    if nbytes == math.inf:\n",
+        replace="    if nbytes < 0:\n",
+        killers=(
+            "tests/test_config_bounds.py::test_size_with_more_digits_than_any_number_is_refused",
+        ),
+    ),
+    Mutant(
+        name="slab_of_others_to_be_removed",
+        why="Who names another user's slab is told to stop its users and remove it.",
+        file="ucm/stores/slab/_files.py",
+        find="            raise path_error(self.root, problem, remedy)\n",
+        replace="            raise path_error(self.root, problem)\n",
+        killers=(f"{_REFUSALS}::test_unsafe_or_damaged_files_are_refused",),
+    ),
+    Mutant(
+        name="place_of_others_to_be_removed",
+        why="Who may not write to a directory is told to remove it, and not who has to.",
+        file="ucm/stores/slab/_locks.py",
+        find='            raise forbidden(root, f"it cannot',
+        replace='            raise path_error(root, f"it cannot',
+        killers=(
+            f"{_REFUSALS}::test_place_of_somebody_else_is_told_with_who_must_write_there",
+        ),
+    ),
+    Mutant(
+        name="look_tells_to_remove",
+        why="As for the engine itself: the check says what would not help.",
+        file=_LOOK,
+        find="        raise forbidden(root, ",
+        replace="        raise path_error(root, ",
+        killers=(
+            f"{_TEST_LOOK}::TestProblems::test_place_that_cannot_be_written_to_is_named",
+        ),
+    ),
+    Mutant(
+        name="exporter_of_a_cache",
+        why="Who gives the cache and not its measure is told of an attribute of Python's.",
+        file="ucm/exporter.py",
+        find='        _check_measure("measure", measure, Mapping)\n',
+        replace="",
+        killers=(
+            "tests/test_exporter.py::TestExporter::test_what_measures_nothing_is_refused",
+        ),
+    ),
+    Mutant(
+        name="layer_without_a_name",
+        why="An author who gives arrays for their bytes is told of an index of numpy's.",
+        file="ucm/prefixes.py",
+        find="    except (TypeError, ValueError) as exc:\n        is_short",
+        replace="    except ZeroDivisionError as exc:\n        is_short",
+        killers=(f"{_PAGED}::test_what_is_no_number_of_bytes_is_named",),
+    ),
+    Mutant(
+        name="text_of_nobody",
+        why="R-41: whose salt is an empty text has the share of nobody without a word.",
+        file="ucm/prefixes.py",
+        find='    _check_bytes("salt", salt)\n    if not salt:\n',
+        replace="    if not salt:\n",
+        killers=("tests/test_prefixes.py::test_tenant_of_a_text_is_refused",),
+    ),
+    Mutant(
+        name="one_underscore_too_few",
+        why="X-09: UCM_STORE_CAPACITY is refused with a list in which there is no capacity.",
+        file="ucm/settings.py",
+        find='plain in (each, f"{section}_{each}")',
+        replace="plain in ()",
+        killers=(
+            "tests/test_config_bounds.py::test_name_without_its_section_is_led_there",
+        ),
+    ),
+    Mutant(
+        name="path_of_nothing",
+        why="X-09: a variable that is set to nothing has the slab where the engine was started.",
+        file="ucm/settings.py",
+        find='    if not value or value[0] == "~":\n',
+        replace="    if False:\n",
+        killers=(
+            "tests/test_config_bounds.py::test_path_that_nobody_means_is_refused",
+        ),
+    ),
+    Mutant(
+        name="too_many_slots_want_more",
+        why="X-12: a capacity that is too large is answered with the least that will do.",
+        file="ucm/stores/slab/_extents.py",
+        find="                if self.num_slots < 1\n",
+        replace="                if True\n",
+        killers=(f"{_REFUSALS}::test_impossible_size_is_refused",),
+    ),
+    Mutant(
+        name="policy_unread_by_the_check",
+        why="A policy that no engine knows is called well, and the engine does not start.",
+        file="ucm/doctor/start.py",
+        find="        check_policy(transfer)\n",
+        replace="",
+        killers=(f"{_CHECK}::test_what_an_engine_refuses_of_its_own_is_refused",),
+    ),
+    Mutant(
+        name="file_in_place_of_a_device",
+        why="An export that root forces to /dev/null takes it from all programs.",
+        file="ucm/cli/store/move.py",
+        find="    if file.exists() and not file.is_file():",
+        replace="    if False:",
+        killers=(
+            "tests/cli/test_store_hostile.py::TestTarget::test_export_takes_the_place_of_no_device",
+        ),
+    ),
+    Mutant(
+        name="cut_off_and_called_well",
+        why="A slab whose file was cut off is called well, and the engine does not start.",
+        file=_LOOK,
+        find="        if info.st_size < manifest.data_bytes:\n",
+        replace="        if False:\n",
+        killers=(f"{_TEST_LOOK}::TestProblems::test_slab_that_was_cut_off_is_named",),
     ),
 )

@@ -98,9 +98,9 @@ class TestProblems:
         ("make", "told"),
         [
             (lambda path: path.write_text("x"), "not a directory"),
-            (lambda path: path.symlink_to("/tmp"), "slab"),
+            (lambda path: path.symlink_to("/dev/shm"), "leads to, /dev/shm, if"),
             (lambda path: os.mkfifo(path), "not a directory"),
-            (lambda path: None, "parent does not exist"),
+            (lambda path: None, "parent does not exist. Make "),
         ],
     )
     def test_what_is_no_directory_is_named(self, tmp_path, make, told):
@@ -110,6 +110,13 @@ class TestProblems:
         if not os.path.lexists(path):
             path = path / "deeper"
         assert told in problem_of(look(config(path)))
+
+    def test_slab_that_was_cut_off_is_named(self, tmp_path):
+        """The engine refuses it; the check called it well."""
+        open_slab(tmp_path / "slab").close()
+        os.truncate(tmp_path / "slab" / "data", 4096)
+        told = problem_of(look(config(tmp_path / "slab")))
+        assert "data has another size than it should" in told
 
     def test_place_that_cannot_be_written_to_is_named(self):
         """An engine could make nothing there: a mount that is read-only, or another user's
@@ -122,7 +129,8 @@ class TestProblems:
                 told = problem_of(look(config(f"{name}/slab")))
             finally:
                 os.seteuid(owner)
-        assert f"'{name}/slab': {name} cannot be written to" in told
+        assert f"'{name}/slab': {name} cannot be written to. Use another" in told
+        assert told.endswith(f"or let user {owner or 65534} write there.")
 
     def test_name_that_is_none_is_named(self):
         """A NUL cannot be in a path."""

@@ -8,6 +8,8 @@ import json
 import mmap
 import os
 import stat
+import tempfile
+from pathlib import Path
 
 import attrs
 import pytest
@@ -27,9 +29,9 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("num_blocks", "size", "key", "told"),
         [
-            (0, 1, "store.capacity", "0 slots"),
+            (0, 1, "store.capacity", "0 slots.*at least 4096"),
             (1, 0, "store.block_bytes", "at least one byte"),
-            (1 << 40, 1, "store.capacity", "not 1 to"),
+            (1 << 40, 1, "store.capacity", "not 1 to.*at most"),
             (1 << 30, 1, "store.capacity", "bytes needed"),
         ],
     )
@@ -99,7 +101,10 @@ class TestRefusals:
                 "symbolic link",
             ),
             (lambda s: s.chmod(0o770), "it has mode 0770"),
-            (lambda s: os.chown(s, 12345, -1), "belongs to user 12345"),
+            (
+                lambda s: os.chown(s, 12345, -1),
+                r"belongs to user 12345\. Use another path, or run as that user\.",
+            ),
         ],
         ids=[
             "no data",
@@ -159,7 +164,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("path", "told"),
         [
-            ("missing/s", "does not exist"),
+            ("missing/s", "does not exist. Make .*/missing first"),
             ("file", "not a directory"),
             ("link", "not a directory"),
             ("/sys/kernel/s", "a slab is memory"),
@@ -172,6 +177,21 @@ class TestRefusals:
         with pytest.raises(ConfigError, match=told) as caught:
             open_slab(tmp_path / path)
         assert caught.value.key == "store.path"
+
+    def test_place_of_somebody_else_is_told_with_who_must_write_there(self):
+        """Nobody is told to remove what is not his; this looks as one who is not root."""
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
+            os.chmod(name, 0o555)
+            owner = os.geteuid()
+            user = owner or 65534
+            os.seteuid(user)
+            try:
+                with pytest.raises(ConfigError, match="made or opened") as caught:
+                    open_slab(Path(name) / "s")
+            finally:
+                os.seteuid(owner)
+        remedy = f"Use another path, or let user {user} write there."
+        assert remedy == caught.value.remedy
 
     @pytest.mark.parametrize(
         "name", [".", "arena", "index-4096.0"], ids=["directory", "arena", "index"]

@@ -23,7 +23,7 @@ _US = 1e6
 @click.command(
     epilog=examples("ucm bench", "ucm bench /dev/shm /mnt/nvme --block 256KiB --json")
 )
-@click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, type=click.Path(readable=False, path_type=Path))
 @click.option(
     "--block", type=SIZE, default=512 << 10, help="Bytes of a block.  [default: 512KiB]"
 )

@@ -11,7 +11,7 @@ import click
 from ucm.configuration.engine import parse_transfer, transfer_of
 from ucm.configuration.files import read_settings
 from ucm.configuration.sources import ENGINE, FILE_VARIABLE, Configuration, load
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, ConfigFileError
 
 __all__ = ["Given", "read_given", "settings_options"]
 
@@ -69,6 +69,8 @@ def read_given(file: str | None, transfer: str | None) -> Given:
     try:
         said = read_settings(Path(file))
         found = transfer_of(said)
+    except ConfigFileError:
+        raise
     except ConfigError as exc:
         raise exc.given_in(file) from exc
     if found is None:

@@ -27,7 +27,7 @@ _MOST_BLOCKS = 5_000_000
         "ucm replay requests.jsonl --capacity 100GiB --capacity 1TiB --block-bytes 64MiB",
     )
 )
-@click.argument("trace", type=click.Path(path_type=Path))
+@click.argument("trace", type=click.Path(readable=False, path_type=Path))
 @click.option(
     "--capacity",
     type=SIZE,

@@ -24,7 +24,10 @@ _NOT_WELL = 1
 
 @click.command(epilog=examples("ucm top /dev/shm/ucm-1000 --once"))
 @click.argument(
-    "path", metavar="[SLAB]", required=False, type=click.Path(path_type=Path)
+    "path",
+    metavar="[SLAB]",
+    required=False,
+    type=click.Path(readable=False, path_type=Path),
 )
 @click.option("--once", is_flag=True, help="Look once, and end.")
 @click.option(

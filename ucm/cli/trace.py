@@ -50,7 +50,7 @@ _MOST_NAMED = 5
 _log = click.option(
     "--log",
     "path",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     default=".",
     show_default="here",
     help="Directory of the logs (log.directory), or one file of them.",
@@ -97,7 +97,7 @@ def show(request_id: str, path: Path, as_json: bool) -> None:  # noqa: FBT001 - 
 @_log
 @click.option(
     "--store",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),
     help="The slab (store.path): also say what it knows of each block by now.",
 )
 @json_option
@@ -144,8 +144,8 @@ def stats(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
 
 
 @trace.command(epilog=examples("ucm trace diff /var/log/ucm-old /var/log/ucm-new"))
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
+@click.argument("before", metavar="A", type=click.Path(readable=False, path_type=Path))
+@click.argument("after", metavar="B", type=click.Path(readable=False, path_type=Path))
 @json_option
 def diff(before: Path, after: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Compare two runs: directories of logs, or files."""

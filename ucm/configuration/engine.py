@@ -60,7 +60,7 @@ def _ours(found: object) -> dict[str, Any]:
     if not isinstance(found, Mapping):
         raise _error(found, "not a mapping")
     _check_keys(found)
-    extra = found.get(_EXTRA) or {}
+    extra = {} if found.get(_EXTRA) is None else found[_EXTRA]
     if not isinstance(extra, Mapping):
         raise ConfigError(_EXTRA, extra, "not a mapping", "Give keys and values.")
     inner = extra.get(_INNER)

@@ -11,9 +11,10 @@ from ucm.errors import ConfigError
 from ucm.integration.vllm.modes import ROLES
 from ucm.integration.vllm.preflight import FIXED_HASHES_SINCE, SUPPORTED, check_hashes
 
-__all__ = ["EngineFacts", "check_engine", "check_role"]
+__all__ = ["EngineFacts", "check_engine", "check_policy", "check_role"]
 
 _POLICY = "kv_load_failure_policy"
+_POLICIES = ["recompute", "fail"]
 _ROLE = "kv_role"
 
 
@@ -82,6 +83,19 @@ def _check_transfer(transfer: Mapping[str, object] | None) -> Iterator[Finding]:
         )
     else:
         yield fine("engine", f"{_POLICY} is recompute")
+
+
+def check_policy(transfer: Mapping[str, object]) -> None:
+    """
+    Refuse a policy for loads that fail which an engine does not know.
+
+    Raises:
+        ConfigError: Names those that there are.
+    """
+    policy = transfer.get(_POLICY, _POLICIES[0])
+    if policy not in _POLICIES:
+        remedy = f"Use one of {_POLICIES}."
+        raise ConfigError(_POLICY, policy, "unknown value", remedy)
 
 
 def check_role(transfer: Mapping[str, object]) -> None:

@@ -117,7 +117,11 @@ def model_of(path: Path, kv_dtype: str = "auto") -> ModelFacts:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    text = read_text(file, key="MODEL", most_bytes=_MOST_BYTES)
+    try:
+        text = read_text(file, key="MODEL", most_bytes=_MOST_BYTES)
+    except ConfigFileError as exc:
+        remedy = "Give a local directory with a config.json; nothing is downloaded."
+        raise ConfigFileError("MODEL", str(file), exc.problem, remedy) from exc
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except (ValueError, RecursionError) as exc:  # msgspec's are ValueErrors

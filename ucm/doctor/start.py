@@ -13,7 +13,7 @@ from typing import Final
 
 from ucm.agent.joining import check_tiers
 from ucm.config import LogConfig, StoreConfig, UCMConfig
-from ucm.doctor.engine import check_role
+from ucm.doctor.engine import check_policy, check_role
 from ucm.doctor.place import within
 from ucm.doctor.tiers import read_tier
 from ucm.errors import ConfigError
@@ -39,6 +39,7 @@ def check_start(config: UCMConfig, transfer: Mapping[str, object] | None) -> Non
     """
     if transfer is not None:
         check_role(transfer)
+        check_policy(transfer)
     check_store_type(config.store)
     check_tiers(config)
     for number, tier in enumerate(config.tiers):

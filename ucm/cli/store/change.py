@@ -19,7 +19,7 @@ from ucm.stores.slab import compact as compact_slab
 
 __all__ = ["compact", "rm"]
 
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(readable=False, path_type=Path)
 
 
 @click.command(

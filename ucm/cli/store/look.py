@@ -38,7 +38,7 @@ _LISTED = 1000
 _RATE = 1 << 30
 _NS = 1e-9
 
-_PATH = click.Path(path_type=Path)
+_PATH = click.Path(readable=False, path_type=Path)
 
 
 @attrs.define

@@ -24,8 +24,8 @@ from ucm.stores.slab import SlabStore, SlabSurvey
 
 __all__ = ["export", "import_", "warm"]
 
-_PATH = click.Path(path_type=Path)
-_FILE = click.Path(path_type=Path, allow_dash=True)
+_PATH = click.Path(readable=False, path_type=Path)
+_FILE = click.Path(readable=False, path_type=Path, allow_dash=True)
 _UNBOUNDED = 1 << 62
 
 
@@ -168,11 +168,16 @@ def _written(file: Path, *, force: bool) -> Iterator[BinaryIO]:
     if _is_dash(file):
         yield sys.stdout.buffer
         return
+    if file.exists() and not file.is_file():  # a device would be gone for everybody
+        raise click.UsageError(f"{file} is no plain file; - is standard output")
     if not force and os.path.lexists(file):
         raise click.UsageError(f"{file} is there; --force replaces it")
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600)
+    try:
+        fd = os.open(temporary, flags, 0o600)
+    except OSError as exc:  # that name nobody has given
+        raise OSError(exc.errno, exc.strerror, str(file.parent)) from exc
     try:
         with writing(file), open(fd, "wb", buffering=1 << 20) as target:
             yield target

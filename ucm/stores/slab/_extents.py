@@ -89,13 +89,16 @@ class Geometry:
             ConfigError: There is not.
         """
         if not 1 <= self.num_slots <= _MOST_SLOTS:
+            least, most = self.slot_bytes, self.slot_bytes * _MOST_SLOTS
             raise ConfigError(
                 "store.capacity",
                 capacity_bytes,
                 f"{capacity_bytes} bytes // {self.slot_bytes} bytes a slot (a block, "
                 f"rounded up to {_PAGE}) = {self.num_slots} slots, not 1 to "
                 f"{_MOST_SLOTS}",
-                f"Give at least {self.slot_bytes} bytes; many times that is useful.",
+                f"Give at least {least} bytes; many times that is useful."
+                if self.num_slots < 1
+                else f"Give at most {most} bytes.",
             )
 
     def of_class(self, block_bytes: int) -> "Geometry | None":

@@ -48,11 +48,15 @@ __all__ = [
     "NEW",
     "Directory",
     "Manifest",
+    "forbidden",
     "foreign",
     "map_file",
+    "no_directory",
+    "no_parent",
     "path_error",
     "require_memory",
     "seek",
+    "too_short",
 ]
 
 seek = ctypes.PyDLL(None).lseek
@@ -67,6 +71,7 @@ seek.argtypes = (ctypes.c_int, ctypes.c_longlong, ctypes.c_int)
 seek.restype = ctypes.c_longlong
 
 _SCHEMA_VERSION = 6
+_REMOVE = "Use another path, or stop all its users and remove the directory."
 MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"
@@ -148,14 +153,34 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise foreign(root, f"its {MANIFEST} is not of a slab ({exc})") from exc
 
 
-def path_error(root: Path, problem: str) -> ConfigError:
+def path_error(root: Path, problem: str, remedy: str = _REMOVE) -> ConfigError:
     """Return the error for a directory that cannot be used."""
-    return ConfigError(
-        "store.path",
-        str(root),
-        problem,
-        "Use another path, or stop all its users and remove the directory.",
-    )
+    return ConfigError("store.path", str(root), problem, remedy)
+
+
+def no_parent(root: Path) -> ConfigError:
+    """Return the error for a path below a directory that is not there."""
+    remedy = f"Make {root.parent} first, or use another path."
+    return path_error(root, "its parent does not exist", remedy)
+
+
+def too_short(root: Path, name: str) -> ConfigError:
+    """Return the error for a file of a slab that somebody has cut off."""
+    return path_error(root, f"{name} has another size than it should")
+
+
+def no_directory(root: Path) -> ConfigError:
+    """Return the error for a path at which there is something else, or a link."""
+    if root.is_symlink():
+        remedy = f"Give what it leads to, {root.resolve()}, if that is yours."
+        return path_error(root, "it is a symbolic link, not a directory", remedy)
+    return path_error(root, "it is not a directory")
+
+
+def forbidden(root: Path, problem: str) -> ConfigError:
+    """Return the error for a path where this user may not make or open what is needed."""
+    remedy = f"Use another path, or let user {os.geteuid()} write there."
+    return path_error(root, problem, remedy)
 
 
 def foreign(root: Path, problem: str) -> ConfigError:
@@ -273,7 +298,9 @@ class Directory:
 
     def _check_owner(self, info: os.stat_result, name: str) -> None:
         if info.st_uid != os.geteuid():
-            raise path_error(self.root, f"{name} belongs to user {info.st_uid}")
+            remedy = "Use another path, or run as that user."
+            problem = f"{name} belongs to user {info.st_uid}"
+            raise path_error(self.root, problem, remedy)
         mode = stat.S_IMODE(info.st_mode)
         if mode & _FOREIGN_WRITE:
             who = "everybody" if mode & stat.S_IWOTH else f"group {info.st_gid}"

@@ -36,7 +36,14 @@ from types import TracebackType
 from typing import Self
 
 from ucm.errors import StoreUnavailableError
-from ucm.stores.slab._files import Directory, path_error, require_memory
+from ucm.stores.slab._files import (
+    Directory,
+    forbidden,
+    no_directory,
+    no_parent,
+    path_error,
+    require_memory,
+)
 
 __all__ = [
     "FileLock",
@@ -326,10 +333,13 @@ def entered(
         except FileNotFoundError as exc:
             if makes and root.parent.is_dir():
                 continue  # removed by another process whose creation was refused
-            problem = "its parent does not exist" if makes else "it does not exist"
-            raise path_error(root, problem) from exc
+            raise (
+                no_parent(root) if makes else path_error(root, "it does not exist")
+            ) from exc
         except NotADirectoryError as exc:
-            raise path_error(root, "it is not a directory") from exc
+            raise no_directory(root) from exc
+        except PermissionError as exc:
+            raise forbidden(root, f"it cannot be made or opened: {exc}") from exc
         except OSError as exc:
             raise path_error(root, f"it cannot be made or opened: {exc}") from exc
         directory, lock = Directory(root, fd), FileLock(fd, root, timeout)

@@ -17,8 +17,12 @@ from ucm.stores.slab._files import (
     INDEX_NAME,
     Directory,
     Manifest,
+    forbidden,
+    no_directory,
+    no_parent,
     path_error,
     require_memory,
+    too_short,
 )
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._memory import MemoryWishes, Mount, may_collapse, mount_of
@@ -129,11 +133,11 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
         fd = os.open(root, os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError as exc:
         if not root.parent.is_dir():
-            raise path_error(root, "its parent does not exist") from exc
+            raise no_parent(root) from exc
         _require_writable(root, root.parent)
         return SlabLook()
     except NotADirectoryError as exc:
-        raise path_error(root, "it is not a directory") from exc
+        raise no_directory(root) from exc
     try:
         directory = Directory(root, fd)
         directory.check()
@@ -143,6 +147,9 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
             require_ours(directory, _SOME)
             return SlabLook()
         names = directory.names()
+        info = os.stat(DATA, dir_fd=fd, follow_symlinks=False)
+        if info.st_size < manifest.data_bytes:
+            raise too_short(root, DATA)
     finally:
         os.close(fd)
     sizes = {int(m[1]) for name in names if (m := INDEX_NAME.fullmatch(name))}
@@ -156,7 +163,7 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
 def _require_writable(root: Path, place: Path) -> None:
     """Refuse a place where this user can make no file, or nobody: it is mounted read-only."""
     if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
-        raise path_error(root, f"{place} cannot be written to")
+        raise forbidden(root, f"{place} cannot be written to")
 
 
 def _misfits(

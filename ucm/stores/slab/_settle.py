@@ -33,7 +33,7 @@ from ucm.stores.slab._files import (
     NEW,
     Directory,
     Manifest,
-    path_error,
+    too_short,
 )
 from ucm.stores.slab._layout import IndexLayout, Word
 
@@ -124,7 +124,7 @@ def _fit_data(directory: Directory, nbytes: int, data_fd: int) -> None:
     """Cut off what a change that was never finished had added."""
     there = os.fstat(data_fd).st_size
     if there < nbytes:
-        raise path_error(directory.root, f"{DATA} has another size than it should")
+        raise too_short(directory.root, DATA)
     if there > nbytes:
         os.ftruncate(data_fd, nbytes)
 
