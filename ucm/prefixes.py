@@ -107,9 +107,8 @@ class PrefixHasher:
     __slots__ = ("_block_tokens", "_root")
 
     def __init__(self, keyspace: KeySpace, block_tokens: int) -> None:
-        if not isinstance(keyspace, KeySpace):
-            told = type(keyspace).__name__
-            raise KeyFormatError(f"keyspace is {told}: build it with ucm.keyspace_of")
+        if problem := _unlike("keyspace", keyspace, KeySpace):
+            raise KeyFormatError(f"{problem}: build it with ucm.keyspace_of")
         if keyspace.hash_algorithm != ALGORITHM:
             raise KeyFormatError(
                 f"the key space is for keys by {keyspace.hash_algorithm!r}, not by "
@@ -163,6 +162,11 @@ class PrefixHasher:
             key = digest.digest()
             keys.append(key)
         return keys
+
+
+def _unlike(name: str, given: object, kind: type) -> str:
+    """Return what an argument is, if it is of another kind; else nothing."""
+    return "" if isinstance(given, kind) else f"{name} is {type(given).__name__}"
 
 
 def _check_bytes(name: str, given: object) -> None:
@@ -255,9 +259,8 @@ def paged_layout(
         LayoutError: There is no layer, or one without a number of bytes above 0.
         ValueError: *block_tokens* is not positive.
     """
-    if not isinstance(page_bytes, Mapping):
-        told = type(page_bytes).__name__
-        raise LayoutError(f"page_bytes is {told}: give the bytes of each layer's block")
+    if problem := _unlike("page_bytes", page_bytes, Mapping):
+        raise LayoutError(f"{problem}: give the bytes of each layer's block")
     rows = tuple(
         _row(RowId(row), name, nbytes)
         for row, (name, nbytes) in enumerate(page_bytes.items())
