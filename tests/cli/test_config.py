@@ -2,6 +2,7 @@
 """``ucm config``: what an operator asks before an engine starts."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.configuration.test_foreign import EXAMPLE, PREFIX
 from ucm.config import UCMConfig
 from ucm.configuration.schema import schema
 from ucm.configuration.sources import ENGINE, flat
+from ucm.doctor.tiers import _CLIENTS
 from ucm.errors import ConfigError
 from ucm.registry import load_class, registered
 
@@ -178,6 +180,15 @@ class TestCheck:
         assert remedy in found.err
         assert found.is_tidy()
 
+    @pytest.mark.parametrize(("backend", "module"), _CLIENTS.items())
+    def test_package_that_is_missing_is_named(self, file, monkeypatch, backend, module):
+        """Some backends import their client only in the agent, which refused them then."""
+        monkeypatch.setitem(sys.modules, module, None)
+        path = file(json.dumps({"tiers": [{"type": backend}]}), "ucm.json")
+        found = call("config", "check", "--file", path)
+        assert (2, True) == (found.code, found.is_tidy())
+        assert f"named '{module}'). Run: pip install 'ucm[{backend}]'" in found.err
+
     @pytest.mark.parametrize("backend", registered("ucm.backends"))
     def test_settings_of_each_backend_are_read(self, file, backend):
         """A misspelt key of any of ours is refused before an engine starts."""
@@ -185,6 +196,8 @@ class TestCheck:
             load_class("ucm.backends", backend, "type")
         except ConfigError as exc:
             pytest.skip(exc.problem)
+        if backend in _CLIENTS:
+            pytest.importorskip(_CLIENTS[backend])
         needed = {"disk": {"path": "/x"}, "files": {"path": "/x"}}
         urls = {"redis": {"url": "redis://x"}, "object": {"url": "memory:///"}}
         tier = {"type": backend, **(needed | urls).get(backend, {})}

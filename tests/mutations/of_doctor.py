@@ -385,4 +385,12 @@ DOCTOR = (
         replace="        if False:\n",
         killers=(f"{_TEST_LOOK}::TestProblems::test_slab_that_was_cut_off_is_named",),
     ),
+    Mutant(
+        name="client_unlooked_for",
+        why="A tier without its package is called well, and the agent ends at its start.",
+        file="ucm/doctor/tiers.py",
+        find='    _check_client(str(settings["type"]), key)\n',
+        replace="",
+        killers=(f"{_CHECK}::test_package_that_is_missing_is_named",),
+    ),
 )

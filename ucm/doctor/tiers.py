@@ -7,6 +7,7 @@ that nobody has. Whoever writes a backend whose opening makes files adds a probe
 not.
 """
 
+import importlib.util
 import mmap
 import os
 import secrets
@@ -149,7 +150,26 @@ def read_tier(settings: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 
     for needed, remedy in _NEEDED.items():
         if not getattr(read, needed, True):
             raise ConfigError(f"{key}.{needed}", "", "missing", remedy)
+    _check_client(str(settings["type"]), key)
     return read
+
+
+def _check_client(kind: str, key: str) -> None:
+    """
+    Refuse a type whose client's package is missing, where its backend imports that late.
+
+    Raises:
+        ConfigError: It is.
+    """
+    module = _CLIENTS.get(kind, "ucm")
+    try:
+        is_there = importlib.util.find_spec(module) is not None
+    except ValueError:  # somebody keeps it from being imported
+        is_there = False
+    if not is_there:
+        problem = f"cannot be imported (No module named {module!r})"
+        remedy = f"Run: pip install 'ucm[{kind}]'."
+        raise ConfigError(f"{key}.type", kind, problem, remedy)
 
 
 def _check_holds(settings: Mapping[str, object], key: str, nbytes: int) -> None:
@@ -170,6 +190,8 @@ def _check_holds(settings: Mapping[str, object], key: str, nbytes: int) -> None:
 
 _NEEDED: Final = {"path": "Give a directory.", "url": "Give the address of a server."}
 """What a tier cannot be without, if its backend has such a setting."""
+_CLIENTS: Final = {"mooncake": "mooncake", "yuanrong": "yr"}
+"""Packages that a backend imports only once it is opened, by its type."""
 
 
 def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> Finding:
