@@ -33,6 +33,14 @@ class TestSecond:
             with place.agent("--linger", "-1"), place.client() as client:
                 assert client.is_up
 
+    def test_service_that_meets_no_slab_says_so(self, place: Place) -> None:
+        """R-63: it ended in silence, and who had misspelt the path saw it end well."""
+        with place.agent("--linger", "0.1") as agent:
+            _, told = agent.communicate(timeout=LIMIT_S)
+        assert 0 == agent.returncode
+        where = f"no engine has made a slab in {place.slab} within 0.1 s"
+        assert f"ucm agent: {where}; --linger -1 waits for it\n" == told
+
     def test_one_that_an_engine_has_started_ends_well_and_in_silence(
         self, place: Place
     ) -> None:

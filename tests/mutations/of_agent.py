@@ -319,4 +319,14 @@ AGENT = (
         replace="            pass\n",
         killers=("tests/agent/test_second.py::TestSecond::test_slab_has_one_agent",),
     ),
+    Mutant(
+        name="no_slab_in_silence",
+        why="R-63: a service with a misspelt path ends well, and nobody hears of it.",
+        file="ucm/agent/__main__.py",
+        find="        raise _NoSlabError(",
+        replace="        return 0\n        str(",
+        killers=(
+            "tests/agent/test_second.py::TestSecond::test_service_that_meets_no_slab_says_so",
+        ),
+    ),
 )

@@ -41,6 +41,14 @@ _BEYOND_S = 5.0
 class _TakenError(Exception):
     """Another process is the agent."""
 
+    code = TAKEN
+
+
+class _NoSlabError(_TakenError):
+    """Nobody has made the slab in time: there is nothing to serve."""
+
+    code = 0
+
 
 def main() -> int:
     """Serve; return the exit code."""
@@ -75,7 +83,7 @@ def main() -> int:
     except _TakenError as exc:
         code, problem = 0, ""  # an engine's own has met another engine's
         if arguments.engine_fd is None:
-            code = TAKEN
+            code = exc.code
             sys.stderr.write(f"ucm agent: {exc}\n")
     except (ConfigError, OSError) as exc:
         code, problem = REFUSED, str(exc)
@@ -105,12 +113,14 @@ def _serve(path: Path | None, linger: float) -> int:
         ConfigError: A setting cannot be used.
         ConfigFileError: What it says is no JSON object.
         OSError: Likewise.
+        _NoSlabError: Nobody has made the slab.
         _TakenError: The slab has an agent.
     """
     config = _read(path)
     directory = Path(config.store.path)
     if not _await_slab(directory, linger):
-        return 0
+        told = f"{linger:g} s; --linger -1 waits for it"
+        raise _NoSlabError(f"no engine has made a slab in {directory} within {told}")
     try:
         lock = AgentLock(directory)
     except BlockingIOError as exc:
