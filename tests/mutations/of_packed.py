@@ -294,7 +294,7 @@ PACKED = (
         name="second_agent_that_ends_well",
         why="A service manager takes an agent that serves nobody for one that did its work.",
         file="ucm/agent/__main__.py",
-        find="            code = TAKEN\n",
+        find="            code = exc.code\n",
         replace="            code = 0\n",
         killers=("tests/agent/test_second.py::TestSecond::test_slab_has_one_agent",),
     ),
