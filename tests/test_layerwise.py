@@ -8,11 +8,11 @@ from tests.rig import KEYSPACE_DIGEST, LAYERS, LAYOUT, NUM_ROWS, keys_of, order,
 from ucm.blocks import GroupId, RowId
 from ucm.devices.events import DoneFence
 from ucm.errors import BlockCorruptError, DeviceTimeoutError
-from ucm.intake import UNFINISHED
-from ucm.layerwise import ROW_FAILED, UNASKED, RowLoads, RowSaves, SpanGroup
+from ucm.layerwise import RowLoads, RowSaves, SpanGroup
 from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
@@ -153,7 +153,7 @@ class TestRowSaves:
             saves.layer_done(LAYERS[0], DoneFence)
             saves.drop()
             outcomes = rig.settle()
-            assert {UNFINISHED} == {one.reason for one in outcomes.values()}
+            assert {Reason.UNFINISHED} == {one.reason for one in outcomes.values()}
             assert [1, 2] == sorted(rig.told(NoticeKind.RELEASED))
             assert 0 == rig.store.match(keys_of(0, 1))
             while rig.store.stats().reserved_blocks:
@@ -217,7 +217,8 @@ class TestQueue:
             while rig.store.stats().reserved_blocks == 0:
                 rig.runtime.wait_for_notice(0.01)
             rig.runtime.close()
-            assert {1: UNFINISHED} == {n: o.reason for n, o in rig.outcomes().items()}
+            reasons = {n: o.reason for n, o in rig.outcomes().items()}
+            assert {1: Reason.UNFINISHED} == reasons
 
 
 class TestRowLoads:
@@ -289,8 +290,8 @@ class TestRowLoads:
             loads.wait_for(layer)
         loads.finish()
         said = calls.take()
-        assert ("abandon", [1], ROW_FAILED) in said
-        behind = said[said.index(("abandon", [1], ROW_FAILED)) + 1 :]
+        assert ("abandon", [1], Reason.ROW_FAILED) in said
+        behind = said[said.index(("abandon", [1], Reason.ROW_FAILED)) + 1 :]
         assert [("loaded", [1])] == [one for one in behind if one[1] == [1]]
         assert [[1], [2]] == [one[2] for one in said if one[:2] == ("wait", [2])][1:]
 
@@ -302,7 +303,7 @@ class TestRowLoads:
         calls.take()
         loads.begin([group_of(load(2))], DoneFence())
         assert [
-            ("abandon", [1], UNASKED),
+            ("abandon", [1], Reason.UNASKED),
             ("loaded", [1]),
             ("submit", [2], [0]),
         ] == calls.take()
@@ -316,7 +317,7 @@ class TestRowLoads:
             loads.begin([group_of(load(2))], DoneFence())
             loads.wait_for(LAYERS[0])
             loads.finish()
-            assert UNASKED == rig.outcomes()[2].reason
+            assert Reason.UNASKED == rig.outcomes()[2].reason
             assert 2 in rig.told(NoticeKind.RELEASED)
 
     def test_each_row_is_there_when_its_layer_goes_on(self):

@@ -5,10 +5,11 @@ from tests.pipeline.kit import make_ticket
 from tests.rig import KEYSPACE_DIGEST, LAYERS, LAYOUT, NUM_ROWS, order, running
 from ucm.blocks import Owner, RowId
 from ucm.devices.events import DoneFence
-from ucm.layerwise import UNASKED, RowLoads, SpanGroup
+from ucm.layerwise import RowLoads, SpanGroup
 from ucm.pipeline.recorder import Notice, NoticeKind
 from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.progress import Progress
+from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder, TransferKind
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
@@ -128,5 +129,5 @@ class TestUnasked:
         (load_over,) = progress.take_loaded().values()
         assert (True, {5, 6}) == (load_over.failed, load_over.bad_blocks)
         (failure,) = progress.outbox.failures
-        assert (UNASKED, b"") == (failure.reason, failure.bad_hash)
+        assert (Reason.UNASKED, b"") == (failure.reason, failure.bad_hash)
         assert 0 == progress.counts()["late"]

@@ -50,13 +50,7 @@ from ucm.threads import Threads
 from ucm.tracing import Log
 from ucm.uses import Uses
 
-__all__ = ["UNFINISHED", "UNSUBMITTED", "Intake"]
-
-UNFINISHED: Final = Reason.UNFINISHED
-"""Why a save was dropped: the forward pass ended before it wrote all rows."""
-
-UNSUBMITTED: Final = Reason.UNSUBMITTED
-"""Why an order came to nothing: its step ended before it was carried out."""
+__all__ = ["Intake"]
 
 _DIRECTIONS: Final = {
     TransferKind.SAVE: Direction.SAVE,

@@ -13,25 +13,17 @@ Threading: everything runs on the engine's thread.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
 
 import attrs
 
 from ucm.blocks import GroupId, RowId
 from ucm.devices.abc import Fence
-from ucm.intake import UNFINISHED, UNSUBMITTED
 from ucm.layout import GroupKind, KVLayout
 from ucm.reasons import Reason
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, TransferKind
 
-__all__ = ["ROW_FAILED", "UNASKED", "RowLoads", "RowSaves", "SpanGroup", "groups_of"]
-
-ROW_FAILED: Final = Reason.ROW_FAILED
-"""Why a load ended that was given up because another one of its request failed."""
-
-UNASKED: Final = Reason.UNASKED
-"""Why a load failed: a layer ran without having waited for its row."""
+__all__ = ["RowLoads", "RowSaves", "SpanGroup", "groups_of"]
 
 
 @attrs.define
@@ -127,9 +119,9 @@ class RowSaves:
         """Give up the saves whose rows did not all come: their step ended before."""
         for group in self._groups:
             if not group.submitted:
-                self._runtime.decline(group.digest, group.orders, UNSUBMITTED)
+                self._runtime.decline(group.digest, group.orders, Reason.UNSUBMITTED)
             elif not group.is_whole:
-                self._runtime.abandon(group.transfer_ids, UNFINISHED)
+                self._runtime.abandon(group.transfer_ids, Reason.UNFINISHED)
         self._groups = ()
 
     def layer_done(self, layer_name: str, make_fence: Callable[[], Fence]) -> None:
@@ -209,7 +201,7 @@ class RowLoads:
         self._submit_until(self._place[row] + self._ahead)
         for group in list(self._groups):
             if self._runtime.wait_rows(group.transfer_ids, (row,)):
-                self._runtime.abandon(group.transfer_ids, ROW_FAILED)
+                self._runtime.abandon(group.transfer_ids, Reason.ROW_FAILED)
                 self._groups.remove(group)
                 self._failed.append(group)
 
@@ -230,7 +222,7 @@ class RowLoads:
         over, self._groups, self._failed = self._groups + self._failed, [], []
         for group in over:
             if not self._waited.issuperset(group.row_ids):
-                self._runtime.abandon(group.transfer_ids, UNASKED)
+                self._runtime.abandon(group.transfer_ids, Reason.UNASKED)
                 unasked.update(group.transfer_ids)
         for group in over:
             unasked.difference_update(self._runtime.wait_loaded(group.transfer_ids))

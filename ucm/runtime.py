@@ -21,7 +21,7 @@ from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
 from ucm.devices.events import FailedFence
 from ucm.errors import DeviceError, PipelineClosedError
-from ucm.intake import UNFINISHED, Intake
+from ucm.intake import Intake
 from ucm.layout import KVLayout
 from ucm.loop import PipelineLoop
 from ucm.mailbox import Mailbox
@@ -347,7 +347,7 @@ class Runtime:
         """Do each step of a close, also one that was begun before and broke off."""
         self._take_in()
         rowwise = self._pipeline.queue.unfinished()
-        self.abandon([ticket.transfer_id for ticket in rowwise], UNFINISHED)
+        self.abandon([each.transfer_id for each in rowwise], Reason.UNFINISHED)
         if self._confirms:  # no step will tell any more what it overwrites
             self.abandon(self._waits.unconfirmed(), Reason.UNCONFIRMED)
         self._closed = True

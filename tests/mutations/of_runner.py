@@ -137,7 +137,7 @@ RUNNER = (
         name="rows_that_never_began_forgotten",
         why="Row by row, blocks of a plan that nobody submitted are held for good.",
         file=_LAYERWISE,
-        find="                self._runtime.decline(group.digest, group.orders, UNSUBMITTED)\n",
+        find="                self._runtime.decline(group.digest, group.orders, Reason.UNSUBMITTED)\n",
         replace="                pass\n",
         killers=(f"{_LEFT}::test_plan_that_was_never_bound_is_settled_by_the_next",),
     ),

@@ -28,9 +28,9 @@ from tests.simulation.contents import (
 from tests.simulation.row_world import RowLoad, RowWorld, group_of
 from tests.simulation.runtime_world import Transfer
 from ucm.blocks import RowId
-from ucm.intake import UNFINISHED
 from ucm.layerwise import RowLoads, RowSaves
 from ucm.pipeline.tickets import Direction, OutcomeKind
+from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
 
 __all__ = ["RowActs"]
@@ -101,7 +101,7 @@ class RowActs(RowWorld):
             return
         self.partial.remove(save)
         if roll < 0.95:
-            self.runtime.abandon([transfer_id], UNFINISHED)
+            self.runtime.abandon([transfer_id], Reason.UNFINISHED)
         else:
             self.seen["rows never come"] += 1
 

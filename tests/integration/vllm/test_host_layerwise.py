@@ -12,7 +12,7 @@ from tests.testing.host_kit import BUSY, HYBRID, ONE_FULL, RECURRENT, missing
 from ucm.errors import StoreUnavailableError
 from ucm.integration.vllm.messages import PlanEnvelope
 from ucm.integration.vllm.modes import Facts, Loads, choose_mode, shape_of
-from ucm.layerwise import UNASKED
+from ucm.reasons import Reason
 from ucm.scheduler.messages import StepPlan, TransferKind, decode_report, encode
 from ucm.testing.faults import Fault, FaultPlan, raising
 from ucm.testing.host import HostSettings
@@ -87,7 +87,7 @@ class TestLateLoads:
             report = half.report()
             assert report is not None
             (failure,) = decode_report(report.payloads[0]).failures
-            assert (UNASKED, b"") == (failure.reason, failure.bad_hash)
+            assert (Reason.UNASKED, b"") == (failure.reason, failure.bad_hash)
             assert {0} == set(half.counts().values())
 
     def test_late_load_of_a_pass_that_broke_off_is_told_by_the_next(self) -> None:

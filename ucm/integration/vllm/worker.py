@@ -13,7 +13,6 @@ from ucm.devices.abc import Fence
 from ucm.devices.events import FailedFence
 from ucm.devices.selection import EventSelector
 from ucm.errors import DeviceError
-from ucm.intake import UNSUBMITTED
 from ucm.integration.vllm.elsewhere import RankWants
 from ucm.integration.vllm.messages import RankHandshake, ReportEnvelope, plan_in
 from ucm.integration.vllm.modes import Loads, Saves
@@ -24,6 +23,7 @@ from ucm.integration.vllm.weights import EngineParts, WeightsKeeper
 from ucm.layerwise import RowLoads, RowSaves, SpanGroup, groups_of
 from ucm.metrics import Counters
 from ucm.progress import Progress
+from ucm.reasons import Reason
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, StepPlan, encode
 from ucm.tracing import MEMORY_UNMAPPED, SAVE_PASSED, close_log
@@ -340,7 +340,7 @@ class WorkerHalf:
             self._decline(plan, step.saves)
 
     def _decline(self, plan: StepPlan, orders: Sequence[SpanOrder]) -> None:
-        self._running().decline(plan.keyspace_digest, orders, UNSUBMITTED)
+        self._running().decline(plan.keyspace_digest, orders, Reason.UNSUBMITTED)
 
     def _submit_saves(self, step: Step) -> None:
         for_step = self._selector.for_step
