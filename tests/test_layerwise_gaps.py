@@ -25,7 +25,8 @@ from ucm.pipeline.guard import BlockGuard
 from ucm.pipeline.items import Item
 from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.save import Gather
-from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.reasons import Reason
 from ucm.stores.memory import MemoryStore
 from ucm.testing.faults import Fault, FaultDevice, FaultPlan, Gate, raising
 
@@ -202,7 +203,7 @@ class TestQueue:
         for at, row in enumerate(ROWS):
             queue.offer(Item(first, (row,), DoneFence(), at == 0))
         assert (1, first.nbytes) == queue.waiting(SAVE)
-        assert Admission.ACCEPTED is queue.offer(Item(second, ROWS, DoneFence()))
+        assert Reason.NONE is queue.offer(Item(second, ROWS, DoneFence()))
         while queue.take_nowait(SAVE) is not None:
             pass
         assert (0, 0) == queue.waiting(SAVE)
@@ -314,7 +315,7 @@ class TestWaits:
     def test_load_that_is_not_open_counts_as_failed(self):
         """S4-12: a load that was refused, or of which nobody knows, is not there."""
         with running() as rig:
-            rig.runtime._pipeline.queue.refuse(Admission.FAILED)
+            rig.runtime._pipeline.queue.refuse(Reason.FAILED)
             rig.runtime.submit(KEYSPACE_DIGEST, [load(2)], DoneFence(), ROWS[:1])
             assert [2, 77] == rig.runtime.wait_rows([2, 77], ROWS[:1])
             assert [2, 77] == rig.runtime.wait_loaded([2, 77])

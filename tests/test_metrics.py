@@ -17,7 +17,6 @@ from ucm.metrics import (
     sample_key,
     split_key,
 )
-from ucm.pipeline.tickets import Admission
 from ucm.reasons import MissReason, Reason
 
 OUTCOME = ("direction", "outcome", "reason")
@@ -127,7 +126,6 @@ class TestNames:
         or an id; a new one is a new series for operators."""
         assert {reason.value for reason in Reason} == REASONS
         assert all(re.fullmatch("[a-z_]*", word) for word in REASONS)
-        assert {one.value for one in Admission} - {"accepted"} <= REASONS
 
     def test_reasons_of_misses_are_a_closed_list_of_words(self):
         """R-71: each reason for which a look-up can fall short is known."""

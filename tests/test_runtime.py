@@ -16,7 +16,8 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.recorder import NoticeKind
-from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
@@ -108,7 +109,7 @@ class TestSubmit:
             offer = queue.offer
 
             def closing(item):
-                queue.refuse(Admission.CLOSED)
+                queue.refuse(Reason.CLOSED)
                 return offer(item)
 
             queue.offer = closing

@@ -35,7 +35,6 @@ from ucm.pipeline.outcomes import NOWHERE, Origin
 from ucm.pipeline.pace import cost_of, overdue
 from ucm.pipeline.recorder import Recorder
 from ucm.pipeline.tickets import (
-    Admission,
     Direction,
     LaneKey,
     Listener,
@@ -193,11 +192,11 @@ class Intake:
         for ticket in each_of(tickets):
             # First the log, so that nothing is told of the ticket before; then the
             # list of what a failure ends; then the queue, which a failure closes first.
-            admission = self._queue.admits(ticket)
-            if admission is Admission.ACCEPTED and ticket.lane_key in late:
-                admission = Admission.OVERLOAD
-            self._recorder.admitted(ticket, admission, self._queue)
-            if admission is Admission.ACCEPTED:
+            refusal = self._queue.refusal_of(ticket)
+            if not refusal and ticket.lane_key in late:
+                refusal = Reason.OVERLOAD
+            self._recorder.admitted(ticket, refusal, self._queue)
+            if not refusal:
                 self.open[ticket.transfer_id] = ticket
                 rows = ticket.row_ids
                 if batch.row_ids is not None:
@@ -227,7 +226,7 @@ class Intake:
             span = BlockSpan(GroupId(order.group_id), block_ids, keys)
             ticket = self._ticket_over(order, batch, span, (), 0)
             self._recorder.offered([ticket])
-            self._recorder.admitted(ticket, Admission.FAILED, self._queue)
+            self._recorder.admitted(ticket, Reason.FAILED, self._queue)
 
     def _overdue(self, batch: _Batch, tickets: Sequence[Ticket]) -> set[LaneKey]:
         """
@@ -260,7 +259,7 @@ class Intake:
                 self._offer_item(Item(ticket, rows, more.fence, is_first=False))
 
     def _offer_item(self, item: Item) -> None:
-        if self._queue.offer(item) is not Admission.ACCEPTED:  # closed in between
+        if self._queue.offer(item):  # refused: closed in between
             item.ticket.end(Outcome(OutcomeKind.CANCELLED, Reason.LATE))
 
     def _parts_under(self, digest: bytes) -> dict[int, _Part]:

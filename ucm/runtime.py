@@ -33,7 +33,7 @@ from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.ring import EdgeRing
 from ucm.pipeline.save import OwnStages
-from ucm.pipeline.tickets import Admission, Outcome, OutcomeKind, Ticket
+from ucm.pipeline.tickets import Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
@@ -351,7 +351,7 @@ class Runtime:
         if self._confirms:  # no step will tell any more what it overwrites
             self.abandon(self._waits.unconfirmed(), Reason.UNCONFIRMED)
         self._closed = True
-        self._pipeline.queue.refuse(Admission.CLOSED)
+        self._pipeline.queue.refuse(Reason.CLOSED)
         drained = not self._failure and self.flush(self._timeout.shutdown)
         abandoned = sum(ticket.outcome is None for ticket in self._open.values())
         if not drained:
@@ -388,10 +388,10 @@ class Runtime:
         with self._failure_lock:
             if self._failure:
                 return
-            self._pipeline.queue.refuse(Admission.FAILED)  # before anyone sees it
+            self._pipeline.queue.refuse(Reason.FAILED)  # before anyone sees it
             self._failure = why
         self._counters.set("ucm_healthy", 0)
-        self._pipeline.queue.close(Admission.FAILED)
+        self._pipeline.queue.close(Reason.FAILED)
         self._settle_open(Reason.RUNTIME_FAILED, OutcomeKind.FAILED)
         self._recorder.failed(why)
 

@@ -28,8 +28,8 @@ ROWS = (
         name="later_rows_refused",
         why="Under load every layer-wise save is cut off in its middle.",
         file=_QUEUE,
-        find="            if item.is_first:\n",
-        replace="            if True:\n",
+        find="self.refusal_of(ticket) if item.is_first else self._closed",
+        replace="self.refusal_of(ticket)",
         killers=(f"{_TO_COME}::test_later_rows_of_an_accepted_save_are_not_refused",),
     ),
     Mutant(

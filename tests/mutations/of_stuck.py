@@ -93,7 +93,7 @@ STUCK = (
         name="late_loads_accepted",
         why="A request waits ten seconds to be told that it has to compute.",
         file=_INTAKE,
-        find="if admission is Admission.ACCEPTED and ticket.lane_key in late:",
+        find="if not refusal and ticket.lane_key in late:",
         replace="if False:",
         killers=(
             f"{_OVERLOAD}::test_loads_that_fit_succeed_and_others_are_refused_at_once",

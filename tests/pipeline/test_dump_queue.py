@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.pipeline.kit import make_item, make_ticket
 from ucm.pipeline.dump_queue import DumpQueue
-from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
+from ucm.reasons import Reason
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 MAX_TICKETS, MAX_NBYTES = 6, 40
@@ -58,19 +59,19 @@ class QueueMachine(RuleBasedStateMachine):
             if item.ticket.direction in directions
         ]
 
-    def expected_admission(self, direction, nbytes):
+    def expected_refusal(self, direction, nbytes):
         """Return what the bounds say to an offer."""
         if self.closed is not None:
             return self.closed
         saves = self.sizes(SAVE)
         if direction is SAVE and len(saves) >= MAX_TICKETS:
-            return Admission.QUEUE_TICKETS
+            return Reason.QUEUE_TICKETS
         if direction is SAVE and saves and sum(saves) + nbytes > MAX_NBYTES:
-            return Admission.QUEUE_BYTES
+            return Reason.QUEUE_BYTES
         due = [each.nbytes for each in self.due[SAVE]]
         if direction is SAVE and (len(due) >= MAX_TICKETS or sum(due) >= MAX_NBYTES):
-            return Admission.STORE_BEHIND
-        return Admission.ACCEPTED
+            return Reason.STORE_BEHIND
+        return Reason.NONE
 
     def lane(self, key):
         """Return what waits in a lane, oldest first."""
@@ -96,9 +97,9 @@ class QueueMachine(RuleBasedStateMachine):
             on_settle=self.queue.over,
         )
         item = make_item(ticket)
-        expected = self.expected_admission(direction, nbytes)
+        expected = self.expected_refusal(direction, nbytes)
         assert expected is self.queue.offer(item)
-        if expected is Admission.ACCEPTED:
+        if expected is Reason.NONE:
             self.counts["accepted"] += 1
             self.waiting.append(item)
             if direction is LOAD:
@@ -186,7 +187,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.drop_ended()
         self.drop(over, "swept")
 
-    @rule(reason=st.sampled_from([Admission.CLOSED, Admission.FAILED]))
+    @rule(reason=st.sampled_from([Reason.CLOSED, Reason.FAILED]))
     @precondition(lambda self: self.number > 8)
     def refuse(self, reason):
         """From now on nothing is taken in; the first reason stays."""
@@ -199,7 +200,7 @@ class QueueMachine(RuleBasedStateMachine):
         """What waits is given back, once."""
         left = self.queue.close()
         assert sorted(map(id, self.waiting)) == sorted(map(id, left))
-        self.closed = self.closed or Admission.CLOSED
+        self.closed = self.closed or Reason.CLOSED
         self.drop(left, "closed")
         for item in left:
             self.settle(item.ticket)
@@ -246,16 +247,16 @@ class TestDumpQueue:
     def test_item_larger_than_the_queue_passes_alone(self):
         """A ticket above the byte bound is taken when nothing else waits."""
         queue = DumpQueue(max_tickets=9, max_nbytes=10)
-        assert Admission.ACCEPTED is offer(queue, 1, nbytes=100)
-        assert Admission.QUEUE_BYTES is offer(queue, 2)
+        assert Reason.NONE is offer(queue, 1, nbytes=100)
+        assert Reason.QUEUE_BYTES is offer(queue, 2)
 
     def test_full_queue_refuses_no_load(self):
         """The engine has allocated blocks for a load: it is taken whatever waits."""
         queue = DumpQueue(max_tickets=1, max_nbytes=1)
         offer(queue, 1)
         for number in range(2, 9):
-            assert Admission.ACCEPTED is offer(queue, number, direction=LOAD, nbytes=9)
-        assert Admission.QUEUE_TICKETS is offer(queue, 9)
+            assert Reason.NONE is offer(queue, number, direction=LOAD, nbytes=9)
+        assert Reason.QUEUE_TICKETS is offer(queue, 9)
 
     def test_promotion_ends_with_what_waited(self):
         """A lane that the engine waited for once does not go before loads for ever."""
@@ -352,14 +353,14 @@ class TestDumpQueue:
             for number in range(3)
         ]
         for ticket in tickets[:2]:
-            assert Admission.ACCEPTED is queue.offer(make_item(ticket))
+            assert Reason.NONE is queue.offer(make_item(ticket))
             assert queue.take_nowait(SAVE) is not None
-            assert Admission.ACCEPTED is queue.admits(tickets[2])
+            assert Reason.NONE is queue.refusal_of(tickets[2])
             ticket.guard.revoke("copied")
-        assert Admission.STORE_BEHIND is queue.admits(tickets[2])
-        assert Admission.ACCEPTED is offer(queue, 9, direction=LOAD)
+        assert Reason.STORE_BEHIND is queue.refusal_of(tickets[2])
+        assert Reason.NONE is offer(queue, 9, direction=LOAD)
         tickets[0].end(DONE)
-        assert Admission.ACCEPTED is queue.admits(tickets[2])
+        assert Reason.NONE is queue.refusal_of(tickets[2])
 
     def test_ticket_that_ended_before_its_offer_is_not_counted(self):
         """A ticket that was settled while it was taken in takes up no room for good."""
@@ -376,7 +377,7 @@ class TestDumpQueue:
         the other direction goes on, and so does this one when the call has returned."""
         queue = DumpQueue(max_tickets=9, max_nbytes=10)
         queue.hold_off(LOAD, is_hung=True)
-        assert Admission.STORE_HUNG is offer(queue, 1, direction=LOAD)
-        assert Admission.ACCEPTED is offer(queue, 2)
+        assert Reason.STORE_HUNG is offer(queue, 1, direction=LOAD)
+        assert Reason.NONE is offer(queue, 2)
         queue.hold_off(LOAD, is_hung=False)
-        assert Admission.ACCEPTED is offer(queue, 3, direction=LOAD)
+        assert Reason.NONE is offer(queue, 3, direction=LOAD)

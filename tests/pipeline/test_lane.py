@@ -30,7 +30,7 @@ from ucm.errors import (
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
 from ucm.pipeline.stage import CopyStage
-from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Gate
 
@@ -281,12 +281,12 @@ class TestHung:
             hung = Outcome(OutcomeKind.CANCELLED, "store_hung")
             lane.check(tickets[0].deadline + 0.1)
             assert [(1, late), (2, hung)] == lane.settled
-            assert Admission.STORE_HUNG is lane.queue.admits(tickets[0])
+            assert Reason.STORE_HUNG is lane.queue.refusal_of(tickets[0])
             gate.open()
             while lane.hung_now:
                 lane.deadlines.look_at_hung()
                 await anyio.lowlevel.checkpoint()
-            assert Admission.ACCEPTED is lane.queue.admits(tickets[0])
+            assert Reason.NONE is lane.queue.refusal_of(tickets[0])
 
     async def test_begun_copy_goes_on(self):
         """R-14: what the device copies already does not wait for the copy thread: it is

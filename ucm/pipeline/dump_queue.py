@@ -27,7 +27,8 @@ from ucm.blocks import TransferId
 from ucm.pipeline.items import Item
 from ucm.pipeline.outcomes import OutcomeKind
 from ucm.pipeline.pace import Pace, cost_of
-from ucm.pipeline.tickets import Admission, Direction, LaneKey, Ticket
+from ucm.pipeline.tickets import Direction, LaneKey, Ticket
+from ucm.reasons import Reason
 from ucm.threads import SYSTEM, Threads
 
 __all__ = ["DumpQueue"]
@@ -70,7 +71,8 @@ class DumpQueue:
         self._credit = 0
         """Bytes of loads that saves have let go first; above zero it is a save's turn."""
         self._ticks_without_load = 0
-        self._closed: Admission | None = None
+        self._closed = Reason.NONE
+        """Why all offers are refused, if they are."""
         self._held_off: set[Direction] = set()
 
     @property
@@ -90,52 +92,49 @@ class DumpQueue:
         """
         return len(self._due[direction]), self._due_nbytes[direction]
 
-    def offer(self, item: Item) -> Admission:
+    def offer(self, item: Item) -> Reason:
         """
-        Take an item in, or refuse it with the reason. Never blocks.
+        Take an item in, or return why it is refused. Never blocks.
 
         What follows the first item of a ticket is refused only after close: the ticket
         was admitted whole.
         """
         ticket = item.ticket
         with self._lock:
-            if item.is_first:
-                admission = self.admits(ticket)
-            else:
-                admission = self._closed or Admission.ACCEPTED
-            if admission is Admission.ACCEPTED:
+            refusal = self.refusal_of(ticket) if item.is_first else self._closed
+            if not refusal:
                 lanes = self._lanes[ticket.direction]
                 lanes.setdefault(ticket.lane_key, deque()).append(item)
                 self._count(item, 1)
                 if item.is_first and ticket.direction is Direction.LOAD:
                     self._add_due(ticket)
                 ticket.rows_to_come -= len(item.row_ids)
-        return admission
+        return refusal
 
-    def admits(self, ticket: Ticket) -> Admission:
+    def refusal_of(self, ticket: Ticket) -> Reason:
         """
-        Return what an offer would get now.
+        Return why an offer would be refused now; ``NONE`` if it would not.
 
         Only who offers can make it worse, or a close, or a store that hangs.
         """
-        if self._closed is not None:
+        if self._closed:
             return self._closed
         if ticket.direction in self._held_off:
-            return Admission.STORE_HUNG
+            return Reason.STORE_HUNG
         if ticket.direction is Direction.SAVE:
-            return self._admits_save(ticket)
-        return Admission.ACCEPTED
+            return self._refusal_of_save(ticket)
+        return Reason.NONE
 
-    def _admits_save(self, ticket: Ticket) -> Admission:
+    def _refusal_of_save(self, ticket: Ticket) -> Reason:
         waiting, nbytes = self.waiting(Direction.SAVE)
         if waiting >= self._max_tickets:
-            return Admission.QUEUE_TICKETS
+            return Reason.QUEUE_TICKETS
         if waiting and nbytes + ticket.nbytes > self._max_nbytes:
-            return Admission.QUEUE_BYTES
+            return Reason.QUEUE_BYTES
         due, due_nbytes = self.due(Direction.SAVE)
         if due >= self._max_tickets or due_nbytes >= self._max_nbytes:
-            return Admission.STORE_BEHIND
-        return Admission.ACCEPTED
+            return Reason.STORE_BEHIND
+        return Reason.NONE
 
     def released(self, ticket: Ticket) -> None:
         """Take note that a ticket's blocks are free: a save's bytes are in slots now."""
@@ -243,13 +242,12 @@ class DumpQueue:
                         del lanes[key]
                         self._promoted.discard(key)
 
-    def refuse(self, reason: Admission) -> None:
+    def refuse(self, reason: Reason) -> None:
         """Refuse all offers from now on; what waits goes on. The first reason stays."""
         with self._lock:
-            if self._closed is None:
-                self._closed = reason
+            self._closed = self._closed or reason
 
-    def close(self, reason: Admission = Admission.CLOSED) -> list[Item]:
+    def close(self, reason: Reason = Reason.CLOSED) -> list[Item]:
         """Refuse all offers from now on and give back what still waits."""
         self.refuse(reason)
         with self._lock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tickets are taken in and end, and what an error makes of one; pure."""
+"""Where tickets come from and how they end, and what an error makes of one; pure."""
 
 import enum
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from ucm.reasons import Reason
 
 __all__ = [
     "NOWHERE",
-    "Admission",
     "Origin",
     "Outcome",
     "OutcomeKind",
@@ -43,22 +42,6 @@ class Origin(NamedTuple):
 
 
 NOWHERE: Final = Origin(0, {})
-
-
-class Admission(enum.Enum):
-    """What became of an offer; anything but ACCEPTED is a refusal with its reason."""
-
-    ACCEPTED = "accepted"
-    QUEUE_TICKETS = "queue_tickets"
-    QUEUE_BYTES = "queue_bytes"
-    STORE_BEHIND = "store_behind"
-    """Too much was copied that the store has not stored yet."""
-    STORE_HUNG = "store_hung"
-    """A call of the store has not returned for longer than its ticket may take."""
-    OVERLOAD = "overload"
-    """The loads before it leave too little time for this one."""
-    CLOSED = "closed"
-    FAILED = "failed"
 
 
 class OutcomeKind(enum.Enum):

@@ -19,7 +19,7 @@ from ucm.mailbox import Mailbox
 from ucm.metrics import Counters, sample_key
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.ring import EdgeRing
-from ucm.pipeline.tickets import Admission, Direction, Outcome, OutcomeKind, Ticket
+from ucm.pipeline.tickets import Direction, Outcome, OutcomeKind, Ticket
 from ucm.reasons import Reason
 from ucm.spans import tell_spans, trace_id_of
 from ucm.stores.abc import Store
@@ -117,10 +117,9 @@ class Recorder:
             totals[nbytes] = totals.get(nbytes, 0) + ticket.nbytes
         self.counters.add_all(totals)
 
-    def admitted(self, ticket: Ticket, admission: Admission, queue: DumpQueue) -> None:
-        """Log what became of an offer; a refusal is the ticket's end."""
-        is_refused = admission is not Admission.ACCEPTED
-        if not (is_refused or ticket.is_traced):
+    def admitted(self, ticket: Ticket, refusal: Reason, queue: DumpQueue) -> None:
+        """Log what becomes of an offer; a refusal is the ticket's end."""
+        if not (refusal or ticket.is_traced):
             return
         queue_tickets, queue_nbytes = queue.waiting(ticket.direction)
         told = {
@@ -130,9 +129,9 @@ class Recorder:
             "queue_tickets": queue_tickets,
             "queue_nbytes": queue_nbytes,
         }
-        if is_refused:
-            ticket.log.info(TICKET_REFUSED, **told, reason=admission.value)
-            ticket.end(Outcome(OutcomeKind.REFUSED, Reason(admission.value)))
+        if refusal:
+            ticket.log.info(TICKET_REFUSED, **told, reason=refusal)
+            ticket.end(Outcome(OutcomeKind.REFUSED, refusal))
         else:
             ticket.log.debug(TICKET_ACCEPTED, **told)
 

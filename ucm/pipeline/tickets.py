@@ -44,7 +44,7 @@ from typing import Final
 
 from ucm.blocks import BlockSpan, Owner, RequestId, RowId, TransferId, whose
 from ucm.pipeline.guard import BlockGuard, TicketOverError
-from ucm.pipeline.outcomes import NOWHERE, Admission, Origin, Outcome, OutcomeKind
+from ucm.pipeline.outcomes import NOWHERE, Origin, Outcome, OutcomeKind
 from ucm.pipeline.ring import Edge
 from ucm.pipeline.waiting import Changes
 from ucm.reasons import Reason
@@ -53,7 +53,6 @@ from ucm.threads import SYSTEM
 from ucm.tracing import Log
 
 __all__ = [
-    "Admission",
     "Direction",
     "LaneKey",
     "Listener",
