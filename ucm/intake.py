@@ -68,7 +68,11 @@ class _Part(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What one call of ``submit`` brought; ``row_ids`` is None for all of them."""
+    """
+    What one call of ``submit`` brought.
+
+    ``row_ids`` is None for all of them; *declined* says why nothing is to be done.
+    """
 
     digest: bytes
     orders: Sequence[SpanOrder]
@@ -76,6 +80,7 @@ class _Batch(NamedTuple):
     row_ids: Sequence[RowId] | None
     submitted_at: float
     origin: Origin
+    declined: Reason
 
 
 class _MoreRows(NamedTuple):
@@ -150,10 +155,15 @@ class Intake:
         orders: Sequence[SpanOrder],
         fence: Fence,
         row_ids: Sequence[RowId] | None,
+        declined: Reason = Reason.NONE,
     ) -> None:
-        """Take orders under a key space, of which only *row_ids* are ready if given."""
+        """
+        Take orders under a key space, of which only *row_ids* are ready if given.
+
+        Those that are *declined*, for a reason, are counted and end.
+        """
         now = self._clock()
-        batch = _Batch(digest, orders, fence, row_ids, now, self.origin)
+        batch = _Batch(digest, orders, fence, row_ids, now, self.origin, declined)
         self._batches.append(batch)
 
     def add_rows(
@@ -196,7 +206,9 @@ class Intake:
             if not refusal and ticket.lane_key in late:
                 refusal = Reason.OVERLOAD
             self._recorder.admitted(ticket, refusal, self._queue)
-            if not refusal:
+            if batch.declined and not refusal:
+                ticket.end(Outcome(OutcomeKind.CANCELLED, batch.declined))
+            elif not refusal:
                 self.open[ticket.transfer_id] = ticket
                 rows = ticket.row_ids
                 if batch.row_ids is not None:

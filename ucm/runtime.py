@@ -19,8 +19,8 @@ from ucm.affinity import AffinityPlan, bind_thread, format_cpulist, num_hashing
 from ucm.blocks import RowId, ShardId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
-from ucm.devices.events import FailedFence
-from ucm.errors import DeviceError, PipelineClosedError
+from ucm.devices.events import DoneFence
+from ucm.errors import PipelineClosedError
 from ucm.intake import Intake
 from ucm.layout import KVLayout
 from ucm.loop import PipelineLoop
@@ -232,8 +232,8 @@ class Runtime:
         self, digest: bytes, orders: Sequence[SpanOrder], reason: Reason
     ) -> None:
         """Take orders that nothing is to be done for: they are counted and end at once."""
-        self.submit(digest, orders, FailedFence(DeviceError(reason)))
-        self.abandon([order.transfer_id for order in orders], reason)
+        self._intake.submit(digest, orders, DoneFence(), None, reason)
+        self._take_in()
 
     def abandon(self, transfer_ids: Iterable[int], reason: Reason) -> None:
         """Cancel tickets whose missing rows will not come."""

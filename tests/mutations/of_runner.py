@@ -18,6 +18,7 @@ _LAYERWISE = "ucm/layerwise.py"
 _STEPS = "tests/integration/vllm/test_worker_steps.py"
 _FIRST = f"{_STEPS}::TestOverwrittenFirst"
 _LEFT = f"{_STEPS}::TestUnsubmitted"
+_DECLINED = "tests/test_runtime_declined.py"
 _TABLE = "tests/integration/vllm/test_modes.py::TestTable"
 _SETUPS = "tests/integration/vllm/test_modes.py::TestSetup"
 
@@ -140,6 +141,16 @@ RUNNER = (
         find="                self._runtime.decline(group.digest, group.orders, Reason.UNSUBMITTED)\n",
         replace="                pass\n",
         killers=(f"{_LEFT}::test_plan_that_was_never_bound_is_settled_by_the_next",),
+    ),
+    Mutant(
+        name="declined_orders_begin",
+        why="What a step has not carried out is stored or fails, if the loop is quicker.",
+        file=_RUNTIME,
+        find="        self._intake.submit(digest, orders, DoneFence(), None, reason)\n        self._take_in()\n",
+        replace="        self.submit(digest, orders, DoneFence())\n        self.abandon([order.transfer_id for order in orders], reason)\n",
+        killers=(
+            f"{_DECLINED}::test_orders_that_are_declined_end_for_that_reason_at_once",
+        ),
     ),
     #
     Mutant(
