@@ -321,7 +321,7 @@ LIGHT = (
         name="wait_for_an_event_takes_no_time",
         why="The log says that nothing waited for the forward pass, and all stood still.",
         file="ucm/pipeline/stage.py",
-        find="        if stage.awaited(item) is not None:\n            self.begin_wait(item)\n",
+        find="        if self._loop_stage.awaited(item) is not None:\n            self.begin_wait(item)\n",
         replace="",
         killers=(f"{_FENCES}::test_wait_for_a_fence_is_told_with_its_time",),
     ),

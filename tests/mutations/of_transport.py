@@ -177,7 +177,7 @@ TRANSPORT = (
         name="failed_load_told_as_loaded",
         why="A store's error is swallowed, and the engine computes on garbage.",
         file="ucm/pipeline/outcomes.py",
-        find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)",
+        find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=repr(error))",
         replace="return Outcome(OutcomeKind.COMMITTED, committed=1)",
         killers=(f"{_FAULTS}::test_failed_load_is_told_and_others_go_on",),
     ),

@@ -248,10 +248,3 @@ class TestRunLoop:
         segment = Segment((Waiting("a"),))
         asyncio.run(segment.run_loop(given))
         assert ["a"] == list(given.ticket.stage_times)
-
-    def test_copy_stage_never_runs_on_the_loop(self):
-        """What may block is refused on the loop, a bug of ours found at once."""
-        stage = Copying("a")
-        with pytest.raises(TypeError, match="no loop stage"):
-            asyncio.run(Segment((stage,)).run_loop(item_of(make_ticket())))
-        assert [] == stage.ran

@@ -88,15 +88,8 @@ _REASONS: dict[type[Exception], Reason] = {
 }
 
 
-def outcome_of(error: BaseException | None, text: str = "") -> Outcome:
-    """
-    Return what a stage's error makes of its ticket.
-
-    Args:
-        error: What it raised.
-        text: What the outcome says of it; the error itself if not given.
-    """
-    text = text or repr(error)
+def outcome_of(error: Exception) -> Outcome:
+    """Return what a stage's error makes of its ticket."""
     if isinstance(error, TicketOverError):
         return Outcome(OutcomeKind.CANCELLED, error.reason)
     if isinstance(error, StoreFullError):
@@ -106,7 +99,7 @@ def outcome_of(error: BaseException | None, text: str = "") -> Outcome:
     if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
         bad_key = error.key
     reason = next(known, Reason.ERROR)
-    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text)
+    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=repr(error))
 
 
 def outcome_of_save(

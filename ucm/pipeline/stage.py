@@ -12,7 +12,7 @@ tests and trace marks, one hop.
 
 from abc import ABC, abstractmethod
 from itertools import pairwise
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 
 import attrs
 
@@ -128,6 +128,8 @@ class Segment:
     def __init__(self, stages: tuple[Stage[Any, Any], ...]) -> None:
         first = stages[0]
         self.stages = stages
+        self._loop_stage = cast(LoopStage[Any, Any], first)
+        """Of a segment of the loop the one that it has."""
         self._copy_stages = [
             (each, type(each).is_for is CopyStage.is_for)
             for each in stages
@@ -180,35 +182,30 @@ class Segment:
 
     def try_now(self, item: Item) -> bool:
         """Run the one loop stage if it need not wait; return whether it did."""
-        stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
-        if stage.awaited(item) is not None:
+        if self._loop_stage.awaited(item) is not None:
             self.begin_wait(item)
-        if stage.try_now(item) is None:
+        if self._loop_stage.try_now(item) is None:
             return False
         self._end_wait(item)
         return True
 
     def awaited(self, item: Item) -> Fence | None:
         """Return the fence that the one loop stage waits for, if for nothing else."""
-        stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
-        return stage.awaited(item)
+        return self._loop_stage.awaited(item)
 
     def begin_wait(self, item: Item) -> None:
         """Begin the one loop stage, unless that was done."""
-        item.waits_since = item.waits_since or _begun(self.stages[0].name, item)
+        item.waits_since = item.waits_since or _begun(self._loop_stage.name, item)
 
     def _end_wait(self, item: Item) -> None:
         self.begin_wait(item)
-        _ended(self.stages[0].name, item, item.waits_since)
+        _ended(self._loop_stage.name, item, item.waits_since)
         item.waits_since = 0.0
 
     async def run_loop(self, item: Item) -> None:
         """Run the one loop stage."""
-        if self.is_copy:
-            raise TypeError(f"{self.stages[0].name} is no loop stage")
-        stage: LoopStage[Any, Any] = self.stages[0]  # type: ignore[assignment]
         self.begin_wait(item)
-        await stage.run(item)
+        await self._loop_stage.run(item)
         self._end_wait(item)
 
 
@@ -220,9 +217,9 @@ def fail(item: Item, error: Exception) -> None:
     if outcome.kind is OutcomeKind.FAILED:
         where = _where(item)
         failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
-        text = f"{failure}: {error!r}"
-        ticket.log.warning(STAGE_FAILED, **where, reason=outcome.reason, error=text)
-        outcome = outcome_of(error, text)
+        outcome = attrs.evolve(outcome, error=f"{failure}: {error!r}")
+        told = {"reason": outcome.reason, "error": outcome.error}
+        ticket.log.warning(STAGE_FAILED, **where, **told)
     if item.segment.awaits_copy:
         ticket.give_up()  # nobody can tell any more when the copy ends
     ticket.end(outcome)
