@@ -8,8 +8,6 @@ under it asks what the waiting threads wait for, and lets go only those for whom
 a thread that waits for twelve tickets is woken once, by the last of them.
 """
 
-import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -95,24 +93,11 @@ def has_passed(fence: Fence) -> bool:
 
 async def fence_passed(fence: Fence) -> None:
     """
-    Return when *fence* has passed; the caller's cancel scope is the deadline.
-
-    The fence calls back where it can; otherwise it is looked at, at growing intervals.
+    Return when *fence*, which calls nobody, has passed: look at growing intervals.
 
     Raises:
         DeviceError: It never will.
     """
-    if fence.is_done():
-        return
-    over = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    def wake() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            loop.call_soon_threadsafe(over.set)
-
-    if fence.call_when_over(wake):
-        await over.wait()
     pause = _FIRST_POLL_S
     while not fence.is_done():
         await anyio.sleep(pause)
