@@ -64,10 +64,9 @@ class PipelineLoop:
 
     def call(self, function: Callable[[], None]) -> None:
         """Have a function called on the loop; never, if that is closed."""
-        if self._loop is None or self._loop.is_closed():
-            return
-        with contextlib.suppress(RuntimeError):  # closed between test and call
-            self._loop.call_soon_threadsafe(function)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(function)
 
     def join(self, timeout: float) -> bool:
         """Block up to *timeout* seconds; return whether nothing runs any more."""
@@ -88,7 +87,7 @@ class PipelineLoop:
         self._loop = asyncio.get_running_loop()
         self._waker = self._threads.waker(self._loop, self._pipeline.wake)
         try:
-            await self._pipeline.run(self._started.set)
+            await self._pipeline.run(self._started.set, self._waker.wake)
         finally:
             self._waker.close()
 

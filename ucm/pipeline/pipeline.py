@@ -156,10 +156,11 @@ class Pipeline(Listener):
         for item in self.queue.close():
             item.ticket.end(Outcome(OutcomeKind.CANCELLED, reason))
 
-    async def run(self, on_started: Callable[[], None]) -> None:
-        """Serve until stopped and empty; the loop thread's main task."""
+    async def run(
+        self, on_started: Callable[[], None], wake: Callable[[], None]
+    ) -> None:
+        """Serve until stopped and empty: the loop's main task, where *wake* wakes it."""
         self._loop = loop = asyncio.get_running_loop()
-        waker = self._threads.waker(loop, self.wake)
         for direction, segments in self._segments.items():
             workers = {segment.worker for segment in segments if segment.is_copy}
             self._copy[direction] = {
@@ -176,7 +177,7 @@ class Pipeline(Listener):
             thread.start()
         try:
             async with asyncio.TaskGroup() as group:
-                self._runner = Runner(self._copy, group, waker.wake)
+                self._runner = Runner(self._copy, group, wake)
                 self._over = loop.create_future()
                 on_started()
                 self.wake()
@@ -184,7 +185,6 @@ class Pipeline(Listener):
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
-            waker.close()
             for thread in self._copy_threads():
                 thread.stop()
 
