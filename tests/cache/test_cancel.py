@@ -259,7 +259,7 @@ def test_who_is_cancelled_while_awaiting_a_save_leaves_it_alone(loop: str) -> No
             await anyio.to_thread.run_sync(gate.wait_reached)
             with anyio.move_on_after(0):
                 await save.committed
-            left = save._transfer.over.num_waiters
+            left = len(save._transfer.over._waiters)
             gate.open()
             assert 0 == left
             assert (await save.committed).is_whole

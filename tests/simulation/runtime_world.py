@@ -379,7 +379,7 @@ class RuntimeWorld(ABC):
         assert not self.seen["reason over"], "an end without a reason"
         if not self.runtime.failure:
             pipeline = self.runtime._pipeline
-            assert ([], 0) == (pipeline.queue.unfinished(), pipeline.num_in_flight)
+            assert ([], 0) == (pipeline.queue.unfinished(), len(pipeline._lanes))
         for direction in ("save", "load"):
             offered = self.counters.total(
                 "ucm_offered_parts_total", direction=direction

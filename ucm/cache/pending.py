@@ -32,11 +32,6 @@ class Pending(msgspec.Struct, Generic[T], eq=False):  # made by one call, of C
     error: Exception | None = None
     is_done: bool = False
 
-    @property
-    def num_waiters(self) -> int:
-        """Those who have not been called, and still want to be."""
-        return len(self._waiters)
-
     def end(self, value: T | None, error: Exception | None = None) -> None:
         """Bring the value, or the error; the first of them stays."""
         with self._lock:

@@ -123,11 +123,6 @@ class Pipeline(Listener):
         self.has_quarantined = False
         """Whether the device may still use slots of the store."""
 
-    @property
-    def num_in_flight(self) -> int:
-        """Items that are in a lane."""
-        return sum(lane.num_items for lane in self._lanes.values())
-
     def wake(self) -> None:
         """
         Move what can be moved; once more if something calls for it meanwhile.

@@ -239,11 +239,6 @@ class Ticket:
         return self.owners[0].generation
 
     @property
-    def is_shared(self) -> bool:
-        """Whether its blocks are several requests'."""
-        return len(self.owners) > 1
-
-    @property
     def is_worked_on(self) -> bool:
         """Whether a copy job runs on it right now."""
         return self._num_jobs > 0

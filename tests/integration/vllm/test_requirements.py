@@ -85,7 +85,7 @@ class TestBounds:
             ]
             assert ["accepted"] * 19 == rig.submit(*orders)
             gate.wait_reached()
-            assert 3 == rig.runtime._pipeline.num_in_flight
+            assert 3 == len(rig.runtime._pipeline._lanes)
             assert 16 == rig.runtime._pipeline.queue.num_items
             gate.open()
             assert 19 == len(rig.settle())

@@ -261,12 +261,6 @@ class SlabSurvey:
         size = self.manifest.extent_bytes
         return Geometry(self.manifest.data_bytes, size, size)
 
-    def class_of(self, slot_bytes: int) -> ClassSurvey:
-        """Return the class of that size, one of ``classes``."""
-        return next(
-            each for each in self.classes if each.geometry.slot_bytes == slot_bytes
-        )
-
     def keyspaces(self) -> tuple[dict[bytes, KeySpace], str]:
         """Return the key spaces that are described, by digest, and what prevents it."""
         try:
