@@ -339,7 +339,7 @@ DIGESTS = (
         name="long_loads_keep_the_lock",
         why="An engine's thread waits for milliseconds.",
         file=_LOADS,
-        find="is_brief = count * slots.block_bytes <= _KEPT_BYTES",
+        find="is_brief = count * slots.block_bytes <= KEPT_BYTES",
         replace="is_brief = True",
         killers=(f"{_NATIVE_LOADS}::test_only_a_brief_load_keeps_the_lock",),
     ),

@@ -22,9 +22,9 @@ from ucm.native import MOST_THREADS, address_of
 from ucm.plan import HostSlots
 from ucm.xxh3 import DIGESTER, find_whole
 
-__all__ = ["DigestedLoads", "ToldFence", "find_loads"]
+__all__ = ["KEPT_BYTES", "DigestedLoads", "ToldFence", "find_loads"]
 
-_KEPT_BYTES: Final = 256 << 10
+KEPT_BYTES: Final = 256 << 10
 """So many are copied with the interpreter lock: to get it back would take longer."""
 
 
@@ -82,7 +82,7 @@ class DigestedLoads:
             np.ascontiguousarray(each, np.int64) for each in (slots.slots, copy.blocks)
         ]
         seeds, found = np.array(copy.seeds, np.uint64), np.empty(count, np.uint64)
-        is_brief = count * slots.block_bytes <= _KEPT_BYTES
+        is_brief = count * slots.block_bytes <= KEPT_BYTES
         (self._brief if is_brief else self._long)(
             self._digest,
             *(address_of(slots.pool), slots.pool.strides[0]),

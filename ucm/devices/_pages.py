@@ -82,21 +82,19 @@ class Pages:
     def _saved(self, tell: Callable[..., int], copy: PagedCopy[Any]) -> CopyBatch:
         """Return the copies to slots, neighbours merged."""
         slots = copy.slots
-        parts, lists = (
-            [self.starts, self.strides, self.nbytes, self.offsets],
-            self.lists,
-        )
+        lists, num_parts = self.lists, len(self.rows)
         if not copy.is_whole:
             chosen = np.isin(self.rows, copy.row_ids)
-            parts = [each[chosen] for each in parts]
-            lists = tuple(map(address_of, parts))
+            pages = (self.starts, self.strides, self.nbytes, self.offsets)
+            parts = [each[chosen] for each in pages]
+            lists, num_parts = tuple(map(address_of, parts)), len(parts[0])
         spans = [
             np.ascontiguousarray(each, np.int64) for each in (copy.blocks, slots.slots)
         ]
-        told = np.empty((3, len(copy.blocks) * len(parts[0])), np.int64)
+        told = np.empty((3, len(copy.blocks) * num_parts), np.int64)
         first, step = address_of(told), told.strides[0]
         count = tell(
-            *(*lists, len(parts[0])),
+            *(*lists, num_parts),
             *(*map(address_of, spans), len(copy.blocks)),
             *(address_of(slots.pool), slots.pool.strides[0]),
             *(first, first + step, first + 2 * step),

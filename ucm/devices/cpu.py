@@ -30,7 +30,7 @@ import numpy.typing as npt
 from ucm import native
 from ucm.blocks import RowId
 from ucm.devices._buffers import find_buffers, is_buffer
-from ucm.devices._loads import find_loads
+from ucm.devices._loads import KEPT_BYTES, find_loads
 from ucm.devices._paged import Int64s, PagedBlocks, PagedCopy, PagedDevice, Part
 from ucm.devices._pages import Pages
 from ucm.devices._regions import KVMemory
@@ -39,7 +39,6 @@ from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
 from ucm.errors import EventNotRecordedError
 from ucm.layout import KVLayout
-from ucm.plan import CopyBatch
 
 __all__ = ["CPUDevice"]
 
@@ -49,8 +48,6 @@ _DIRECT_BYTES = 512 << 10
 """From this size up, one piece of host memory is worth a call of its own."""
 _MAX_UNIT_BYTES = 8 << 10
 """Numpy keeps the interpreter lock while it assigns fewer than 500 units."""
-_KEPT_BYTES = 256 << 10
-"""So many are copied with the interpreter lock: to get it back would take longer."""
 _MAX_UNITS = 1 << 18
 """Units of one call: bounds the index list to 2 MB where units are tiny."""
 
@@ -191,14 +188,6 @@ def _build_table(parts: Sequence[Part], num_blocks: int) -> _Table:
     )
 
 
-def _move(
-    library: native.Native, copies: CopyBatch, *, is_brief: bool, is_read: bool
-) -> None:
-    move = library.brief_moves if is_brief else library.moves
-    lists = (copies.targets, copies.sources, copies.nbytes)
-    move(*map(native.address_of, lists), len(copies), is_read)
-
-
 @attrs.frozen(eq=False)
 class _Group:
     """One group's pages, and its tables: over all rows together, and row by row."""
@@ -290,11 +279,13 @@ class CPUDevice(PagedDevice[_Group]):
         is_load = direction is Direction.TO_DEVICE
         if is_load and copy.seeds and copy.is_whole and self._loads is not None:
             return self._loads(copy, copy.group.pages, self._most_hashing)
-        if native.LIBRARY is not None:
+        if (library := native.LIBRARY) is not None:
             copies = copy.group.pages.batch(copy, direction)
-            is_brief = len(copy.blocks) * copy.slots.block_bytes <= _KEPT_BYTES
+            is_brief = len(copy.blocks) * copy.slots.block_bytes <= KEPT_BYTES
+            move = library.brief_moves if is_brief else library.moves
+            lists = (copies.targets, copies.sources, copies.nbytes)
             # Of a save the checksums are next; a load leaves the caches to the engine.
-            _move(native.LIBRARY, copies, is_brief=is_brief, is_read=not is_load)
+            move(*map(native.address_of, lists), len(copies), not is_load)
             return DoneFence()
         pool, slots = copy.slots.pool, copy.slots.slots
         for table in copy.group.tables(copy):
