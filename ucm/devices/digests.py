@@ -26,7 +26,7 @@ from ucm.devices._pages import Pages
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Digester, Driver, Stream, Table, Words
 from ucm.errors import DeviceError
-from ucm.threads import Threads
+from ucm.threads import Lock, Threads
 
 __all__ = ["DeviceDigests", "Submit", "check", "find_digests"]
 
@@ -46,49 +46,36 @@ _MOST_BLOCKS: Final = 2048
 """Of such a copy. A copy of 128 MB has as many where blocks have 64 KB."""
 
 
-class _Job:
-    """Some blocks' digests, on their way into memory that is lent."""
-
-    __slots__ = ("_count", "_give_back", "_lock", "_told", "memory")
-
-    def __init__(
-        self,
-        memory: Words,
-        count: int,
-        give_back: Callable[[Words], None],
-        threads: Threads,
-    ) -> None:
-        self.memory = memory
-        self._count = count
-        self._give_back = give_back
-        self._lock = threads.lock()
-        self._told: list[int] | None = None
-
-    def read(self) -> list[int]:
-        """Return the digests, once they are there; the first time, give the memory back."""
-        with self._lock:
-            if self._told is None:
-                self._told = self.memory[2, : self._count].tolist()
-                self._give_back(self.memory)
-            return self._told
-
-
 class _DigestsFence(Fence):
     """
     A fence behind a copy, and behind the digests of what was copied.
 
     Args:
         fence: Behind both.
-        job: The digests.
+        memory: Lent to the copy: blocks, seeds and, behind the fence, digests.
+        count: Of blocks.
+        give_back: Called once with the memory, when the digests have been read.
+        lock: Its own.
     """
 
-    __slots__ = ("_fence", "_job")
+    __slots__ = ("_count", "_fence", "_give_back", "_lock", "_memory", "_told")
 
     tells_digests = True
 
-    def __init__(self, fence: Fence, job: _Job) -> None:
+    def __init__(
+        self,
+        fence: Fence,
+        memory: Words,
+        count: int,
+        give_back: Callable[[Words], None],
+        lock: Lock,
+    ) -> None:
         self._fence = fence
-        self._job = job
+        self._memory = memory
+        self._count = count
+        self._give_back = give_back
+        self._lock = lock
+        self._told: list[int] | None = None
         fence.call_when_over(self._over)
 
     def is_done(self) -> bool:
@@ -103,13 +90,21 @@ class _DigestsFence(Fence):
     def digests(self) -> list[int]:
         if not self._fence.is_done():
             raise DeviceError("digests were asked for before their copy has ended")
-        return self._job.read()
+        return self._read()
 
     def _over(self) -> None:
         # Of a device that has failed nobody knows what it still writes: never given back.
         with contextlib.suppress(DeviceError):
             if self._fence.is_done():
-                self._job.read()
+                self._read()
+
+    def _read(self) -> list[int]:
+        """Return the digests, which are there; the first time, give the memory back."""
+        with self._lock:
+            if self._told is None:
+                self._told = self._memory[2, : self._count].tolist()
+                self._give_back(self._memory)
+            return self._told
 
 
 class DeviceDigests:
@@ -157,11 +152,11 @@ class DeviceDigests:
         memory[2, :count] = 0  # what is not written fits nothing
         memory[0, :count] = copy.blocks
         memory[1, :count] = np.array(copy.seeds, np.uint64)
-        job = _Job(memory, count, self._free.append, self._threads)
+        lent = memory, count, self._free.append, self._threads.lock()
 
         def submit(stream: Stream) -> Callable[[Fence], Fence]:
             self._digester.submit(table, memory, count, stream)
-            return lambda fence: _DigestsFence(fence, job)
+            return lambda fence: _DigestsFence(fence, *lent)
 
         return submit
 
