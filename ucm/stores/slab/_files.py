@@ -27,6 +27,7 @@ import os
 import re
 import shlex
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -124,6 +125,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def index_of(self, slot_bytes: int) -> str:
         """Return the name of a class's index."""
         return f"index-{slot_bytes}.{self.revision}"
+
+    def classes(self, directory: "Directory") -> Iterator[tuple[str, Geometry]]:
+        """Yield the indexes that are there, by name, each with how its class is cut."""
+        for name in sorted(directory.names()):
+            match = INDEX_NAME.fullmatch(name)
+            size = int(match[1]) if match else 0
+            geometry = self.of_class(size) if size else None
+            if geometry is not None and name == self.index_of(geometry.slot_bytes):
+                yield name, geometry
 
     @classmethod
     def read(cls, directory: "Directory") -> "Manifest | None":

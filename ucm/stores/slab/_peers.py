@@ -15,7 +15,6 @@ from ucm.fates import Fate, Told
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import map_fates
 from ucm.stores.slab._files import (
-    INDEX_NAME,
     MANIFEST,
     Directory,
     Manifest,
@@ -92,14 +91,7 @@ def open_peers(directory: Directory, known: Iterable[Peer] = ()) -> tuple[Peer, 
         raise path_error(directory.root, f"it has no {MANIFEST}")
     by_name = {peer.name: peer for peer in known}
     peers = []
-    for name in sorted(directory.names()):
-        match = INDEX_NAME.fullmatch(name)
-        if match is None or name != manifest.index_of(int(match[1])):
-            continue
-        geometry = manifest.of_class(int(match[1]))
+    for name, geometry in manifest.classes(directory):
         with contextlib.suppress(OSError, ConfigError):  # it went, or is damaged
-            if name in by_name:
-                peers.append(by_name[name])
-            elif geometry is not None and geometry.slot_bytes == int(match[1]):
-                peers.append(Peer.open(directory, name, geometry))
+            peers.append(by_name.get(name) or Peer.open(directory, name, geometry))
     return tuple(peers[:_MOST])

@@ -132,12 +132,9 @@ def _fit_data(directory: Directory, nbytes: int, data_fd: int) -> None:
 def _open_classes(
     directory: Directory, manifest: Manifest, stack: contextlib.ExitStack
 ) -> Iterator[ClassIndex]:
-    for name in sorted(directory.names()):
-        match = INDEX_NAME.fullmatch(name)
-        geometry = match and manifest.of_class(int(match[1]))
-        if match and geometry and geometry.slot_bytes == int(match[1]):
-            opened = ClassIndex.open(directory, name, geometry, 5.0, at_once=False)
-            yield stack.enter_context(opened.closing())
+    for name, geometry in manifest.classes(directory):
+        opened = ClassIndex.open(directory, name, geometry, 5.0, at_once=False)
+        yield stack.enter_context(opened.closing())
 
 
 def _dismiss(directory: Directory, opened: ClassIndex, wanted: Geometry | None) -> bool:

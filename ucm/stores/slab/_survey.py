@@ -37,7 +37,6 @@ from ucm.stores.slab._extents import MOST_SLOT_BYTES, Geometry
 from ucm.stores.slab._files import (
     ARENA,
     DATA,
-    INDEX_NAME,
     MANIFEST,
     Directory,
     Manifest,
@@ -305,14 +304,7 @@ class SlabSurvey:
         self.cut.check(manifest.data_bytes)
 
     def _find_classes(self, undo: contextlib.ExitStack) -> Iterator[ClassSurvey]:
-        for name in sorted(self.directory.names()):
-            match = INDEX_NAME.fullmatch(name)
-            size = int(match[1]) if match else 0
-            if not size or name != self.manifest.index_of(size):
-                continue
-            geometry = self.manifest.of_class(size)
-            if geometry is None or geometry.slot_bytes != size:
-                continue
+        for name, geometry in self.manifest.classes(self.directory):
             fd = self._open(name, undo)
             if os.fstat(fd).st_size != IndexLayout(geometry.num_slots).nbytes:
                 raise path_error(self.path, f"{name} has another size than it should")
