@@ -33,7 +33,6 @@ from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.fates import Fate
 from ucm.stores.slab._chains import NO_SLOT, KeyBatch, pack_one
 from ucm.stores.slab._changes import STORED
-from ucm.stores.slab._gone import Gone
 from ucm.stores.slab._layout import (
     ABSENT,
     COMMITTED,
@@ -49,6 +48,7 @@ from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._one import holds_one, publish_one, reserve_one
 from ucm.stores.slab._reserving import Reservation
 from ucm.stores.slab._tenants import OwnOldest
+from ucm.stores.slab._used import Used
 from ucm.uses import Uses
 
 __all__ = ["MAGIC", "SlotIndex"]
@@ -61,7 +61,7 @@ _PUBLISHING = int(Word.PUBLISHING)
 _T = TypeVar("_T")
 
 
-class SlotIndex(Gone):
+class SlotIndex(Used):
     """
     The index over a mapped file.
 

@@ -2,7 +2,8 @@
 """
 When slots count as used: stamps that only grow, and how many may be still to come.
 
-A stamp is a moment of the machine's monotonic clock, which lives as long as its memory.
+A stamp is a moment of the machine's monotonic clock, which lives as long as its memory. What
+becomes of blocks that are used no more is put down by the same clock.
 """
 
 import time
@@ -10,7 +11,11 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from ucm.stores.slab._layout import NEVER, IndexLayout, Limits, Word
+from ucm.blocks import PackedKey
+from ucm.fates import Fate, Told
+from ucm.stores.slab._chains import NO_SLOT
+from ucm.stores.slab._fates import Fates
+from ucm.stores.slab._layout import COMMITTED, NEVER, IndexLayout, Limits, Word
 from ucm.stores.slab._tables import Tables
 from ucm.uses import Uses
 
@@ -23,7 +28,7 @@ _AHEAD_NS = 1 << 55  # over a year: a clock that goes on from there has centurie
 
 class Used(Tables):
     """
-    The tables with their clock.
+    The tables with their clock, and a memory of what is no longer in them.
 
     Args:
         buffer: The mapping, ``IndexLayout.nbytes`` long.
@@ -35,6 +40,26 @@ class Used(Tables):
         self.limits = Limits(retained=1.0, of_tenant=1.0)  # until whoever opens it says
         self._last_stamp = 0
         self._sampled_from = 0
+        self.seed = self.words[Word.SEED]
+        self.fates = Fates()
+        """Where is put down what becomes of blocks; nowhere until somebody opens it."""
+
+    def part_with(self, slots: npt.NDArray[np.int64], fate: Fate) -> None:
+        """Put down what becomes of blocks whose slots are about to be vacated."""
+        self.fates.put(self.chains.hashes[slots], fate, time.monotonic_ns())
+
+    def part_with_one(self, slot: int) -> None:
+        """Put down that the block in a slot is evicted."""
+        found = int(self.chains.hashes[slot])
+        self.fates.put_one(found, Fate.EVICTED, time.monotonic_ns())
+
+    def fate_of(self, key: PackedKey) -> Told:
+        """Return what has become of one key: a hint, takes no lock."""
+        slot, found = self.chains.find_one(key, self.seed)
+        if slot == NO_SLOT:
+            return self.fates.of(found, time.monotonic_ns())
+        is_there = self.states[slot] == COMMITTED
+        return Told(Fate.STORED if is_there else Fate.WRITING)
 
     def touch(
         self, slots: npt.NDArray[np.int64], moments: npt.NDArray[np.int64]
