@@ -247,7 +247,7 @@ class TestBinding:
                 on_start=lambda: found.append(bind_thread(wanted)),
             )
             thread.start()
-            thread.post(lambda _: found.append(os.sched_getaffinity(0)), None)
+            thread.put(lambda _: found.append(os.sched_getaffinity(0)), None)
             thread.stop()
             assert thread.join(60.0)
 

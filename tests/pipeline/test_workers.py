@@ -86,26 +86,26 @@ class TestResults:
         assert [(n, "ucm-test") for n in range(20)] == ran
         assert [] == deaths
 
-    async def test_error_of_a_posted_job_ends_nothing(self):
+    async def test_error_of_a_job_that_cleans_up_ends_nothing(self):
         """What cleans up may fail, and nobody waits for it; the thread goes on."""
         with copying() as (thread, deaths):
-            thread.post(int, "no number")
+            thread.put(int, "no number")
             assert 7 == await run(thread, int, "7")
         assert [] == deaths
 
-    async def test_posted_jobs_run_before_the_thread_stops(self):
-        """Nobody waits for a posted job, and stop lets the thread finish what it has."""
+    async def test_jobs_that_clean_up_run_before_the_thread_stops(self):
+        """Nobody waits for it, and stop lets the thread finish what it has."""
         ran = []
         with copying() as (thread, _):
             for number in range(5):
-                thread.post(ran.append, number)
+                thread.put(ran.append, number)
         assert [0, 1, 2, 3, 4] == ran
 
     async def test_join_of_a_busy_thread_says_no_in_time(self):
         """Joining is bounded and tells whether the thread has ended."""
         gate = Gate()
         with copying() as (thread, _):
-            thread.post(lambda _: gate(), None)
+            thread.put(lambda _: gate(), None)
             gate.wait_reached()
             thread.stop()
             assert not thread.join(0)
@@ -164,7 +164,7 @@ class TestDeath:
             gate.wait_reached()
             queued = [run(thread, int, 1) for _ in range(3)]
             thread.stop()
-            thread.post(die, None)
+            thread.put(die, None)
             gate.open()
             for job in (running, *queued):
                 assert "ucm-test has died" in await death_of(job)
@@ -177,7 +177,7 @@ class TestDeath:
             thread.join(TIMEOUT)
             await death_of(run(thread, int, 1))
             ran = []
-            thread.post(ran.append, 1)
+            thread.put(ran.append, 1)
             assert [1] == ran
         assert 1 == len(deaths)
 
@@ -190,7 +190,7 @@ class TestDeath:
                     assert thread.join(TIMEOUT)  # it dies just before the job is in
                     super().put(job)
 
-            thread.post(die, None)
+            thread.put(die, None)
             thread._jobs = Late()
             await death_of(run(thread, int, 1))
 
@@ -227,10 +227,10 @@ async def test_interpreter_lock_is_given_up_between_small_jobs_that_come_at_once
 
     for name in ("first", "second"):
         put(name, 0.0004)
-    thread.post(job, ("cleans up", 0.0))
+    thread.put(job, ("cleans up", 0.0))
     put("long", 0.01)
     put("behind it", 0.0)
-    thread.post(lambda _: setattr(lock, "now", lock.now + 1.0), None)
+    thread.put(lambda _: setattr(lock, "now", lock.now + 1.0), None)
     put("waited for", 0.0)
     thread.start()
     thread.stop()

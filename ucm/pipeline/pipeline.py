@@ -293,4 +293,4 @@ class Pipeline(Listener):
 
     def unwind(self, ticket: Ticket) -> None:
         """Give slots back where they are reserved: the next save finds them there."""
-        self._copy[ticket.direction][CopyStage.worker].post(Ticket.unwind, ticket)
+        self._copy[ticket.direction][CopyStage.worker].put(Ticket.unwind, ticket)

@@ -2,10 +2,10 @@
 """
 Dedicated copy threads, and how the loop hands work to them.
 
-Threading: ``put`` is called on the loop thread, ``post`` on any; jobs run one after the
-other on the copy thread, or begin in order on whichever of several is free. When a thread
-ends for any reason other than ``stop``, all jobs that no other runs fail with
-``WorkerDiedError`` and ``on_death`` is called, on the copy thread.
+Threading: ``put`` is called on any thread; jobs run one after the other on the copy thread,
+or begin in order on whichever of several is free. When a thread ends for any reason other
+than ``stop``, all jobs that no other runs fail with ``WorkerDiedError`` and ``on_death`` is
+called, on the copy thread.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class CopyThread:
         self,
         function: Callable[[_A], object],
         argument: _A,
-        died: Callable[[_A, WorkerDiedError], None],
+        died: Callable[[_A, WorkerDiedError], None] | None = None,
     ) -> None:
         """
         Queue a job for the thread.
@@ -87,20 +87,11 @@ class CopyThread:
         Args:
             function: What to call there; what it raises ends the thread.
             argument: With what.
-            died: Called instead if the thread has ended, or ends meanwhile.
+            died: Called instead if the thread has ended, or ends meanwhile. Without it the
+                job cleans up: nobody hears what it raises, and behind the end of the thread
+                it runs on whichever thread notices.
         """
-        self._put((function, argument, died))
-
-    def post(self, function: Callable[[_A], object], argument: _A) -> None:
-        """
-        Run *function* on the thread; nobody waits for it, or hears what it raises.
-
-        Behind the end of the thread it runs on whichever thread notices.
-        """
-        self._put((function, argument, None))
-
-    def _put(self, job: _Job) -> None:
-        self._jobs.put(job)
+        self._jobs.put((function, argument, died))
         if self._dead:  # perhaps since just now, behind the dying thread's last look
             self._fail_jobs(None)
 
