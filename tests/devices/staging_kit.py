@@ -11,7 +11,7 @@ NUM_SLOTS = 6
 
 def make_pool(num_slots=NUM_SLOTS, **given):
     """Return a pool of so many slots."""
-    return StagingPool(num_slots * SLOT, SLOT, key="staging.budget", **given)
+    return StagingPool(num_slots * SLOT, SLOT, **given)
 
 
 def take(pool, count=1, borrower="save", timeout=0.0):

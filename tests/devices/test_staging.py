@@ -26,7 +26,7 @@ from ucm.errors import ConfigError, DeviceError
 class TestBudget:
     def test_rest_of_the_budget_is_not_allocated(self):
         """Design invariant 5: slot bytes never exceed the budget, also by rounding."""
-        pool = StagingPool(3 * SLOT - 1, SLOT, key="k")
+        pool = StagingPool(3 * SLOT - 1, SLOT)
         assert (2, SLOT) == pool.memory.shape
         assert (3 * SLOT - 1, 2 * SLOT) == (
             pool.stats().budget_bytes,
@@ -36,8 +36,11 @@ class TestBudget:
     def test_budget_below_one_slot_is_refused(self):
         """A budget that holds nothing names the setting, its value and what will do."""
         with pytest.raises(ConfigError) as caught:
-            StagingPool(SLOT - 1, SLOT, key="staging.budget")
-        assert ("staging.budget", SLOT - 1) == (caught.value.key, caught.value.value)
+            StagingPool(SLOT - 1, SLOT)
+        assert ("queue.staging_bytes", SLOT - 1) == (
+            caught.value.key,
+            caught.value.value,
+        )
         assert f"at least {SLOT} bytes" in caught.value.remedy
 
     def test_request_that_will_never_fit_is_refused_at_once(self):
@@ -45,7 +48,7 @@ class TestBudget:
         pool = make_pool()
         with pytest.raises(ConfigError) as caught:
             take(pool, NUM_SLOTS + 1, timeout=1e9)
-        assert ("staging.budget", SLOT * NUM_SLOTS) == (
+        assert ("queue.staging_bytes", SLOT * NUM_SLOTS) == (
             caught.value.key,
             caught.value.value,
         )
@@ -72,7 +75,7 @@ class TestBudget:
     def test_slots_of_no_bytes_are_refused(self):
         """A slot has at least one byte; anything else is a bug of the caller."""
         with pytest.raises(ValueError, match="slots of 0 bytes"):
-            StagingPool(SLOT, 0, key="k")
+            StagingPool(SLOT, 0)
 
     def test_lease_is_a_span_of_neighbours(self):
         """A lease yields host slots over the pool's memory, next to each other."""

@@ -12,39 +12,16 @@ here, before any byte moves.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
 
 import attrs
 import torch
 
 from ucm.blocks import GroupId, RowId
-from ucm.devices._paged import PagedDevice
 from ucm.devices._regions import KVMemory, check_apart, layers_of
 from ucm.errors import LayoutError
 from ucm.layout import KVLayout, Region, RowLayout
 
-__all__ = ["TensorDevice", "find_regions"]
-
-G = TypeVar("G")
-
-
-class TensorDevice(PagedDevice[G]):
-    """
-    A device of torch's.
-
-    Args:
-        torch_device: Where the engine's tensors must be.
-        num_blocks: See ``PagedDevice``.
-    """
-
-    def __init__(self, torch_device: torch.device, num_blocks: int | None) -> None:
-        super().__init__(num_blocks)
-        self._torch_device = torch_device
-
-    def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
-        return find_regions(
-            layout, kv_caches, num_blocks=self._num_blocks, device=self._torch_device
-        )
+__all__ = ["find_regions"]
 
 
 def find_regions(

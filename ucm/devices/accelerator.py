@@ -30,11 +30,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ucm.devices._paged import PagedBlocks, PagedCopy, Part
+from ucm.devices._paged import PagedBlocks, PagedCopy, PagedDevice, Part
 from ucm.devices._pages import Pages
 from ucm.devices._pinned import PinnedMemory
+from ucm.devices._regions import KVMemory
 from ucm.devices._staged import StagedCopies
-from ucm.devices._torch import TensorDevice
+from ucm.devices._torch import find_regions
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.digests import DeviceDigests, Submit, find_digests
 from ucm.devices.driver import Direction, Driver, Stream
@@ -67,14 +68,13 @@ class _Lane:
     lock: Lock
 
 
-class AcceleratorDevice(TensorDevice[Pages]):
+class AcceleratorDevice(PagedDevice[Pages]):
     """
     One accelerator, through its driver.
 
     Args:
         driver: Of the device.
-        num_blocks: Blocks in the engine's pool. Needed where tensors count smaller
-            blocks of the kernel; otherwise their first dimension says it.
+        num_blocks: See ``PagedDevice``.
         threads: Where threads and locks come from.
     """
 
@@ -86,10 +86,11 @@ class AcceleratorDevice(TensorDevice[Pages]):
         num_blocks: int | None = None,
         threads: Threads = SYSTEM,
     ) -> None:
+        super().__init__(num_blocks)
         name = driver.device_type
         if name != "cpu":  # where the simulated one is; torch gives it no number
             name = f"{name}:{driver.index}"
-        super().__init__(torch.device(name), num_blocks)
+        self._torch_device = torch.device(name)
         self._driver = driver
         self._threads = threads
         self.events = EventBook(driver, threads)
@@ -181,11 +182,7 @@ class AcceleratorDevice(TensorDevice[Pages]):
     def stage(self, nbytes: int, slot_bytes: int) -> str:
         """Take staging memory; see ``Device.stage``."""
         self._staging = StagingPool(
-            nbytes,
-            slot_bytes,
-            key="queue.staging_bytes",
-            pin=self.pin,
-            threads=self._threads,
+            nbytes, slot_bytes, pin=self.pin, threads=self._threads
         )
         self._staged = StagedCopies(self._staging, self._submit)
         return self._staging.pin_problem
@@ -280,6 +277,10 @@ class AcceleratorDevice(TensorDevice[Pages]):
             held_back, self._held_back = self._held_back, []
             _give_back(held_back, self._synchronized())
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
+
+    def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
+        count, device = self._num_blocks, self._torch_device
+        return find_regions(layout, kv_caches, num_blocks=count, device=device)
 
     def _prepare(self, parts: Sequence[Part], num_blocks: int) -> Pages:
         return Pages.of(parts)

@@ -156,7 +156,6 @@ class StagingPool:
     Args:
         budget_bytes: At most so much is allocated.
         slot_bytes: Of one slot; no block is larger.
-        key: Dotted name of the setting that the budget comes from.
         pin: ``Device.pin``; called once, with all slots.
         allocate: Returns so many bytes of memory that the device may pin.
         threads: Where the clock and the condition come from.
@@ -170,7 +169,6 @@ class StagingPool:
         budget_bytes: int,
         slot_bytes: int,
         *,
-        key: str,
         pin: Callable[[_Bytes], str] | None = None,
         allocate: Callable[[int], _Bytes] = _allocate,
         threads: Threads = SYSTEM,
@@ -179,7 +177,6 @@ class StagingPool:
             raise ValueError(f"slots of {slot_bytes} bytes")
         self._budget_bytes = budget_bytes
         self._slot_bytes = slot_bytes
-        self._key = key
         num_slots = budget_bytes // slot_bytes
         if num_slots < 1:
             raise self._never_fits(1)
@@ -356,7 +353,7 @@ class StagingPool:
     def _never_fits(self, num_slots: int) -> ConfigError:
         least = num_slots * self._slot_bytes
         return ConfigError(
-            self._key,
+            "queue.staging_bytes",
             self._budget_bytes,
             f"{num_slots} slots of {self._slot_bytes} bytes will never fit",
             f"Give at least {least} bytes, or move fewer blocks at once.",
