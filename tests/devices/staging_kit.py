@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Staging pools for tests, and fences that stand for copies."""
 
+from typing import NamedTuple
+
 from tests.pipeline.kit import HandFence
 from ucm.devices.staging import StagingPool
 from ucm.errors import DeviceFailedError
@@ -14,9 +16,26 @@ def make_pool(num_slots=NUM_SLOTS, **given):
     return StagingPool(num_slots * SLOT, SLOT, **given)
 
 
-def take(pool, count=1, borrower="save", timeout=0.0):
+def take(pool, count=1, timeout=0.0):
     """Borrow, with a payload of less than a slot."""
-    return pool.borrow(count, SLOT - 8, borrower, timeout)
+    return pool.borrow(count, SLOT - 8, timeout)
+
+
+class Places(NamedTuple):
+    """How many slots of a pool are where."""
+
+    free: int
+    borrowed: int
+    quarantined: int
+
+
+def places_of(pool):
+    """Return where the slots of a pool are, now that it has looked at its fences."""
+    pool._look_at_fences()
+    leases = pool._borrowed, pool._quarantined
+    return Places(
+        len(pool._free), *(sum(len(each.slots) for each in some) for some in leases)
+    )
 
 
 def indexes(lease):

@@ -11,28 +11,10 @@ from tests.devices.staging_kit import (
 )
 from tests.kit.simulation import Simulation
 from tests.pipeline.kit import HandFence
-from ucm.devices.staging import StagingTimeoutError
 from ucm.errors import DeviceError
 
 
 class TestWaiting:
-    def test_timeout_names_who_holds_the_bytes(self):
-        """A wait in vain tells what is free, quarantined, and whose the rest is."""
-        pool = make_pool()
-        first = take(pool, 2, "save 7")
-        take(pool, 1, "load 8")
-        take(pool, 1, "save 7")
-        lost = take(pool, 1, "load 9")
-        lost.quarantine(HandFence())
-        lost.close()
-        with pytest.raises(StagingTimeoutError) as caught:
-            take(pool, 2)
-        assert {"save 7": 192, "load 8": 64} == caught.value.stats.borrowers
-        for told in ("128 bytes", "64 are free", "64 quarantined", "save 7 192"):
-            assert told in str(caught.value)
-        first.close()
-        assert 3 == len(take(pool, 3).slots)
-
     def test_wait_ends_at_its_deadline(self):
         """A wait takes the time it was given, in virtual seconds, and no more."""
         simulation = Simulation(3)
@@ -42,11 +24,8 @@ class TestWaiting:
             pool = make_pool(threads=simulation.threads)
             with take(pool, NUM_SLOTS):
                 began = simulation.now
-                with pytest.raises(StagingTimeoutError):
-                    take(pool, 1, timeout=5.0)
+                assert take(pool, 1, timeout=5.0) is None
                 took.append(simulation.now - began)
-            stats = pool.stats()
-            assert (1, 1) == (stats.waits_total, stats.timeouts_total)
             assert NUM_SLOTS == len(take(pool, NUM_SLOTS).slots)
 
         simulation.run(main)
@@ -73,9 +52,8 @@ class TestWaiting:
 
             simulation.threads.thread(device, "device").start()
             began = simulation.now
-            take(pool, 1, timeout=100.0)
-            assert simulation.now - began < lent_for + 1.5
-            assert 1 == pool.stats().waits_total
+            assert take(pool, 1, timeout=100.0) is not None
+            assert lent_for + 1.0 <= simulation.now - began < lent_for + 1.5
 
         simulation.run(main)
 
@@ -94,8 +72,7 @@ class TestWaiting:
             lease = take(pool, NUM_SLOTS)
             lease.quarantine(Counted())
             lease.close()
-            with pytest.raises(StagingTimeoutError):
-                take(pool, 1, timeout=60.0)
+            assert take(pool, 1, timeout=60.0) is None
 
         simulation.run(main)
         assert len(asked) < 10
@@ -139,13 +116,12 @@ class TestWaiting:
             with take(pool, NUM_SLOTS - 1):
 
                 def large():
-                    with pytest.raises(StagingTimeoutError):
-                        take(pool, 2, timeout=3.0)
+                    assert take(pool, 2, timeout=3.0) is None
 
                 simulation.threads.thread(large, "large").start()
                 simulation.sleep(1.0)
                 began = simulation.now
-                take(pool, 1, timeout=50.0)
+                assert take(pool, 1, timeout=50.0) is not None
                 got.append(simulation.now - began)
 
         simulation.run(main)

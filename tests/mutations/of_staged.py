@@ -57,9 +57,9 @@ STAGED = (
     Mutant(
         name="staged_span_refused",
         why="A span larger than the staging memory is never saved.",
-        file=_STAGED_COPIES,
-        find="except (StagingTimeoutError, ConfigError):",
-        replace="except StagingTimeoutError:",
+        file="ucm/devices/staging.py",
+        find="        if count > len(self.memory):\n            return None\n",
+        replace="        if count > len(self.memory):\n            raise DeviceError\n",
         killers=(f"{_STAGED}::test_more_than_the_budget_goes_straight_to_the_slots",),
     ),
 )

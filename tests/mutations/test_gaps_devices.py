@@ -14,7 +14,7 @@ from tests.devices.accelerator_kit import (
     running,
     simulated,
 )
-from tests.devices.staging_kit import NUM_SLOTS, SLOT, make_pool, take
+from tests.devices.staging_kit import NUM_SLOTS, make_pool, places_of, take
 from tests.kit.accelerator_kit import BOTH
 from tests.kit.accelerator_streams import Bias, Semantics
 from tests.kit.simulation import Simulation
@@ -25,11 +25,10 @@ from ucm.pipeline.items import Item
 from ucm.pipeline.save import EventWait, Gathered, Queued, Transfer
 
 
-def stage(world: World, count: int) -> int:
-    """Give a world's device staging memory for so many blocks; return bytes of one."""
+def stage(world: World, count: int) -> None:
+    """Give a world's device staging memory for so many blocks."""
     nbytes = world.group.block_bytes
     assert "" == world.device.stage(count * nbytes, nbytes)
-    return nbytes
 
 
 class TestLease:
@@ -63,27 +62,27 @@ class TestStaging:
         lease = take(pool, 2)
         lease.close()
         lease.close()
-        assert NUM_SLOTS * SLOT == pool.stats().free_bytes
+        assert NUM_SLOTS == places_of(pool).free
 
     def test_staging_memory_of_a_load_is_kept_until_its_fence(self) -> None:
         """Design invariant 5: the device reads staging memory behind the call; nobody
         has it before the fence has passed."""
         with running(is_pinned=False, pace=STILL) as world:
-            nbytes = stage(world, 4)
+            stage(world, 4)
             fence = world.scatter([0, 1])
-            assert 2 * nbytes == world.device._staging.stats().quarantined_bytes
+            assert 2 == places_of(world.device._staging).quarantined
             world.hardware.drain()
             assert fence.wait(TIMEOUT)
-            assert 4 * nbytes == world.device._staging.stats().free_bytes
+            assert 4 == places_of(world.device._staging).free
 
     def test_staging_memory_is_free_when_its_copy_has_landed(self) -> None:
         """Whoever has brought a copy to its slots needs its staging memory no more."""
         with running(is_pinned=False) as world:
-            nbytes = stage(world, 4)
+            stage(world, 4)
             fence = world.gather([0, 1])
             assert fence.wait(TIMEOUT)
             fence.land()
-            assert 4 * nbytes == world.device._staging.stats().free_bytes
+            assert 4 == places_of(world.device._staging).free
 
     def test_staging_memory_that_is_on_loan_stays_pinned(self) -> None:
         """S2-18: closing the device takes nothing from under a copy that has still to

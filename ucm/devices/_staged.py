@@ -21,8 +21,8 @@ from ucm.devices._pages import Pages, StagedFence, move, part_of
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence, FailedFence
-from ucm.devices.staging import StagingLease, StagingPool, StagingTimeoutError
-from ucm.errors import ConfigError, DeviceError
+from ucm.devices.staging import StagingLease, StagingPool
+from ucm.errors import DeviceError
 
 __all__ = ["StagedCopies"]
 
@@ -51,7 +51,7 @@ class StagedCopies:
     def gather(self, copy: PagedCopy[Pages]) -> Fence:
         """Copy blocks to slots; they are there when the fence has landed."""
         extents = copy.group.extents(copy)
-        if (lease := self._borrow(copy, Direction.TO_HOST)) is None:
+        if (lease := self._borrow(copy)) is None:
             return self._submit(copy, Direction.TO_HOST)
         is_kept = False
         try:
@@ -71,7 +71,7 @@ class StagedCopies:
         for at in range(0, count, step):
             part = part_of(copy, at, at + step)
             try:
-                if (lease := self._borrow(part, Direction.TO_DEVICE)) is None:
+                if (lease := self._borrow(part)) is None:
                     rest = part_of(copy, at, count)
                     return self._submit(rest, Direction.TO_DEVICE)
                 with lease:
@@ -84,17 +84,9 @@ class StagedCopies:
                 return FailedFence(exc)
         return fence
 
-    def _borrow(
-        self, copy: PagedCopy[Pages], direction: Direction
-    ) -> StagingLease | None:
+    def _borrow(self, copy: PagedCopy[Pages]) -> StagingLease | None:
         """Return memory for a copy, if there is any."""
-        slots = copy.slots
-        try:
-            return self._pool.borrow(
-                len(slots), slots.block_bytes, direction.value, _TIMEOUT_S
-            )
-        except (StagingTimeoutError, ConfigError):
-            return None
+        return self._pool.borrow(len(copy.slots), copy.slots.block_bytes, _TIMEOUT_S)
 
     def _move(
         self, copy: PagedCopy[Pages], lease: StagingLease, direction: Direction

@@ -10,7 +10,7 @@ places::
                         └──end, a fence has not passed──▶ QUARANTINED ──passed──▶ FREE
 
 A fence that never passes keeps its slots out for good: the device may write them at any
-time. They are counted, and no setting brings them back.
+time, and no setting brings them back.
 
 Threading: everything may be called from any thread; a lease belongs to one thread at a
 time. One condition guards all fields. Fences are asked and given call-backs outside its
@@ -19,67 +19,24 @@ lock, because they have locks of their own, under which they may call us.
 
 import math
 import mmap
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 
-import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ucm.devices.abc import Fence
-from ucm.errors import ConfigError, DeviceError, DeviceTimeoutError
+from ucm.errors import ConfigError, DeviceError
 from ucm.plan import HostSlots
 from ucm.threads import SYSTEM, Threads
 
-__all__ = ["StagingLease", "StagingPool", "StagingStats", "StagingTimeoutError"]
+__all__ = ["StagingLease", "StagingPool"]
 
 _LOOK_S = 0.01
 """How often a borrower looks at quarantined fences that call nobody."""
 
 _Bytes = npt.NDArray[np.uint8]
-
-
-class StagingTimeoutError(DeviceTimeoutError):
-    """
-    No slots became free in time.
-
-    Args:
-        wanted: Bytes asked for.
-        timeout: Seconds waited.
-        stats: Who held what at the end.
-    """
-
-    def __init__(self, wanted: int, timeout: float, stats: "StagingStats") -> None:
-        holders = [f"{name} {nbytes}" for name, nbytes in stats.borrowers.items()]
-        super().__init__(
-            f"no {wanted} bytes of staging within {timeout} s: {stats.free_bytes} are "
-            f"free, {stats.quarantined_bytes} quarantined, borrowed by "
-            f"{', '.join(holders) or 'nobody'}"
-        )
-        self.stats = stats
-
-
-@attrs.frozen(kw_only=True)
-class StagingStats:
-    """
-    Where the bytes are, and totals.
-
-    Used, free and quarantined bytes are those of all slots; the budget is more by less
-    than a slot.
-    """
-
-    budget_bytes: int
-    used_bytes: int
-    free_bytes: int
-    quarantined_bytes: int
-    """Behind fences that have not passed."""
-    borrowers: Mapping[str, int]
-    """Bytes that each borrower has now."""
-    waits_total: int
-    """Borrowings that waited."""
-    timeouts_total: int
-    """Borrowings that got nothing."""
 
 
 class StagingLease:
@@ -89,12 +46,11 @@ class StagingLease:
     Made by ``StagingPool.borrow``.
     """
 
-    __slots__ = ("borrower", "fences", "is_told", "pool", "slots")
+    __slots__ = ("fences", "is_told", "pool", "slots")
 
-    def __init__(self, pool: "StagingPool", slots: HostSlots, borrower: str) -> None:
+    def __init__(self, pool: "StagingPool", slots: HostSlots) -> None:
         self.pool = pool
         self.slots = slots
-        self.borrower = borrower
         self.fences: tuple[Fence, ...] = ()
         self.is_told = False
         """Whether every fence calls when it is over. Guarded by the pool."""
@@ -175,11 +131,15 @@ class StagingPool:
     ) -> None:
         if slot_bytes < 1:
             raise ValueError(f"slots of {slot_bytes} bytes")
-        self._budget_bytes = budget_bytes
         self._slot_bytes = slot_bytes
         num_slots = budget_bytes // slot_bytes
         if num_slots < 1:
-            raise self._never_fits(1)
+            raise ConfigError(
+                "queue.staging_bytes",
+                budget_bytes,
+                f"a slot has {slot_bytes} bytes",
+                f"Give at least {slot_bytes} bytes; many times that is useful.",
+            )
         self.memory = allocate(num_slots * slot_bytes).reshape(num_slots, slot_bytes)
         """``[num_slots, slot_bytes]``; all that was ever pinned."""
         self.pin_problem = "" if pin is None else pin(self.memory)
@@ -192,24 +152,22 @@ class StagingPool:
         self._line: deque[object] = deque()
         self._news = 0
         self._is_closed = False
-        self._waits = 0
-        self._timeouts = 0
 
     def borrow(
-        self, count: int, slot_bytes: int, borrower: str, timeout: float
-    ) -> StagingLease:
+        self, count: int, slot_bytes: int, timeout: float
+    ) -> StagingLease | None:
         """
         Take slots, and block up to *timeout* seconds until there are enough.
 
         Args:
             count: Number of slots, at least 1.
             slot_bytes: Payload of each.
-            borrower: Who is told of when others wait in vain.
             timeout: A finite number of seconds; 0 does not wait.
 
+        Returns:
+            None if others had them all the time, or, at once, if there are not so many.
+
         Raises:
-            ConfigError: There will never be so many slots.
-            StagingTimeoutError: Others had the slots all the time.
             DeviceError: The pool is closed.
             ValueError: Nothing is asked for, blocks larger than a slot, or a wait
                 without end; a bug of the caller.
@@ -221,10 +179,9 @@ class StagingPool:
                 f"blocks of {slot_bytes} bytes for slots of {self._slot_bytes}"
             )
         if count > len(self.memory):
-            raise self._never_fits(count)
+            return None
         limit = self._clock() + timeout
         me = object()
-        has_waited = False
         with self._changed:
             self._line.append(me)
         try:
@@ -234,36 +191,15 @@ class StagingPool:
                     if self._is_closed:
                         raise DeviceError("the staging pool is closed")
                     if self._is_my_turn(me, count):
-                        return self._lend(count, slot_bytes, borrower)
+                        return self._lend(count, slot_bytes)
                     left = limit - self._clock()
                     if left <= 0:
-                        self._timeouts += 1
-                        break
-                    self._waits += not has_waited
-                    has_waited = True
+                        return None
                     self._wait(me, count, seen, left)
         finally:
             with self._changed:
                 self._line.remove(me)
                 self._changed.notify_all()
-        raise StagingTimeoutError(count * self._slot_bytes, timeout, self.stats())
-
-    def stats(self) -> StagingStats:
-        """Return where the bytes are now."""
-        self._look_at_fences()
-        with self._changed:
-            borrowers: Counter[str] = Counter()
-            for lease in self._borrowed:
-                borrowers[lease.borrower] += self._nbytes(lease)
-            return StagingStats(
-                budget_bytes=self._budget_bytes,
-                used_bytes=borrowers.total(),
-                free_bytes=len(self._free) * self._slot_bytes,
-                quarantined_bytes=sum(map(self._nbytes, self._quarantined)),
-                borrowers=dict(borrowers),
-                waits_total=self._waits,
-                timeouts_total=self._timeouts,
-            )
 
     def close(self) -> bool:
         """
@@ -284,7 +220,7 @@ class StagingPool:
         """Raise ``DeviceError`` if *lease* has ended."""
         with self._changed:
             if lease not in self._borrowed:
-                raise DeviceError(f"the staging lease of {lease.borrower} has ended")
+                raise DeviceError("the staging lease has ended")
 
     def end(self, lease: StagingLease) -> None:
         """Take the slots of *lease* back, unless that was done before."""
@@ -305,10 +241,10 @@ class StagingPool:
     def _is_my_turn(self, me: object, count: int) -> bool:
         return self._line[0] is me and len(self._free) >= count
 
-    def _lend(self, count: int, slot_bytes: int, borrower: str) -> StagingLease:
+    def _lend(self, count: int, slot_bytes: int) -> StagingLease:
         taken, self._free = self._free[:count], self._free[count:]
         slots = HostSlots(self.memory, np.array(taken, np.int64), slot_bytes)
-        lease = StagingLease(self, slots, borrower)
+        lease = StagingLease(self, slots)
         self._borrowed.add(lease)
         return lease
 
@@ -346,15 +282,3 @@ class StagingPool:
                     self._quarantined.remove(lease)
                     self._put_back(lease)
         return seen
-
-    def _nbytes(self, lease: StagingLease) -> int:
-        return len(lease.slots) * self._slot_bytes
-
-    def _never_fits(self, num_slots: int) -> ConfigError:
-        least = num_slots * self._slot_bytes
-        return ConfigError(
-            "queue.staging_bytes",
-            self._budget_bytes,
-            f"{num_slots} slots of {self._slot_bytes} bytes will never fit",
-            f"Give at least {least} bytes, or move fewer blocks at once.",
-        )
