@@ -308,7 +308,7 @@ DIGESTS = (
         name="known_blocks_are_digested_again",
         why="`store.verify: once` costs as much as always.",
         file=_LOAD,
-        find="(is_asked and not lease.skips_verified)",
+        find="is_asked and not lease.skips_verified",
         replace="is_asked",
         killers=(f"{_AT_ONCE}::test_what_was_verified_before_is_not_digested_again",),
     ),

@@ -67,8 +67,8 @@ LOAD = (
         name="verified_before_the_copy",
         why="A load takes the sum of verifying and copying, not the longer of the two.",
         file=_LOAD,
-        find="            self._copy_beside(given, is_asked=is_asked)",
-        replace="            _verify(self._store, lease, 0, len(lease.keys))\n            self._copy_beside(given, is_asked=is_asked)",
+        find="            self._copy_at_once(given, is_asked=is_asked)",
+        replace="            _verify(self._store, lease, 0, len(lease.keys))\n            self._copy_at_once(given, is_asked=is_asked)",
         killers=(
             f"{_BESIDE}::test_copy_is_submitted_before_checksums_are_computed",
             f"{_TESTS}::TestTime::test_load_takes_the_longer_of_verifying_and_copying",

@@ -140,30 +140,24 @@ class Scatter(CopyStage[Fetched, Scattered]):
         """Start the copy unless the destination was taken back."""
         lease = _lease(given)
         is_asked = not given.is_partial and asks_digests(self._device, lease)
-        if not self._device.is_synchronous:
-            self._copy_beside(given, is_asked=is_asked)
-        elif given.is_partial or (is_asked and not lease.skips_verified):
-            self._copy_at_once(given, is_asked=is_asked)
-        else:
+        is_told = is_asked and not lease.skips_verified
+        if self._device.is_synchronous and not (given.is_partial or is_told):
             self._copy_pieces(given)
+        else:
+            self._copy_at_once(given, is_asked=is_asked)
         return Scattered(given)
 
-    def _copy_beside(self, given: Fetched, *, is_asked: bool) -> None:
-        """Submit the copy; ``Verify`` looks at it meanwhile, ``ScatterWait`` waits for it."""
+    def _copy_at_once(self, given: Fetched, *, is_asked: bool) -> None:
+        """Copy what is verified, has its checksums told, or is verified meanwhile."""
         num_blocks = len(_lease(given).keys)
         given.copy = fence = self._copy(given, 0, num_blocks, is_asked=is_asked)
-        if not given.is_partial:
-            # On any thread: a store that hangs must hold no blocks.
+        if self._device.is_synchronous:
+            copy_over(given, fence)
+            if is_asked and not fence.tells_digests:
+                _verify(self._store, _lease(given), 0, num_blocks)
+        elif not given.is_partial:  # a store that hangs must hold no blocks
             ended = functools.partial(_end_if_passed, fence, given.ticket)
             fence.call_when_over(ended)
-
-    def _copy_at_once(self, given: Fetched, *, is_asked: bool) -> None:
-        """Copy what is verified, or has its checksums told."""
-        num_blocks = len(_lease(given).keys)
-        given.copy = fence = self._copy(given, 0, num_blocks, is_asked=is_asked)
-        copy_over(given, fence)
-        if is_asked and not fence.tells_digests:
-            _verify(self._store, _lease(given), 0, num_blocks)
 
     def _copy_pieces(self, given: Fetched) -> None:
         """Verify and copy piece by piece."""
