@@ -18,8 +18,8 @@ TIER = (
         name="save_told_of_before_its_blocks_are_free",
         why="The host reuses memory that is still read: another block's bytes are stored.",
         file=_SYNC,
-        find="        if not self._transfer.released.subscribe(look):\n            look()",
-        replace="        look()",
+        find="        at_end(self._transfer.released, lambda: at_end(over, made))",
+        replace="        at_end(over, made)",
         killers=(f"{_BEGUN}::TestSave::{_CANCELLED}",),
     ),
     Mutant(
@@ -42,7 +42,7 @@ TIER = (
         name="end_of_a_load_that_was_before_is_not_told",
         why="A host waits for ever for what was over at once.",
         file=_SYNC,
-        find='as ``Save.when_over``."""\n        made = alone(call)\n        if not self._transfer.over.subscribe(made):\n            made()',
+        find='as ``Save.when_over``."""\n        at_end(self._transfer.over, alone(call))',
         replace='as ``Save.when_over``."""\n        self._transfer.over.subscribe(alone(call))',
         killers=(
             f"{_BEGUN}::TestLoad::test_is_over_when_its_blocks_hold_what_was_saved",

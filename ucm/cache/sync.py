@@ -18,7 +18,7 @@ from ucm.cache.calls import alone, check_may_wait
 from ucm.cache.core import Core
 from ucm.cache.fetches import Fetched, Fetching
 from ucm.cache.forgetting import Forgotten
-from ucm.cache.pending import Pending
+from ucm.cache.pending import Pending, at_end
 from ucm.cache.transfers import Result, Statistics, Transfer
 from ucm.cache.waits import late, result_of, wait, wait_until
 from ucm.devices.abc import EventRef
@@ -80,14 +80,8 @@ class Save:
         call must be brief, and what would block is a ``PipelineError`` in it. What it raises
         goes to ``threading.excepthook``, and harms nobody else.
         """
-        made = alone(call)
-
-        def look() -> None:
-            if not self._transfer.over.subscribe(made):
-                made()
-
-        if not self._transfer.released.subscribe(look):
-            look()
+        over, made = self._transfer.over, alone(call)
+        at_end(self._transfer.released, lambda: at_end(over, made))
 
     def cancel(self) -> None:
         """Want it no more; see ``ucm.cache.aio.Save.cancel``. Does not block."""
@@ -133,9 +127,7 @@ class Load:
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Have *call* made once, when it is over; as ``Save.when_over``."""
-        made = alone(call)
-        if not self._transfer.over.subscribe(made):
-            made()
+        at_end(self._transfer.over, alone(call))
 
 
 class Answer:
