@@ -162,7 +162,7 @@ class Runtime:
         self._pinning.begin()
         if not self._loop.start() or self._failure:
             raise PipelineClosedError(f"the loop did not start: {self._failure}")
-        self._log_start()
+        self._recorder.started(self._store, self._device)
 
     async def serve(self, on_notice: Callable[[], None]) -> None:
         """
@@ -179,11 +179,8 @@ class Runtime:
             raise PipelineClosedError("the runtime is closed")
         self._pinning.begin()
         self._mailbox.on_put = on_notice
-        self._log_start()
-        await self._loop.serve()
-
-    def _log_start(self) -> None:
         self._recorder.started(self._store, self._device)
+        await self._loop.serve()
 
     @property
     def ring(self) -> EdgeRing:
