@@ -55,7 +55,7 @@ FAST = (
         name="lost_slab_populated",
         why="Memory of files that nobody will ever read is taken from the machine.",
         file=f"{_DIRECTORY}/_opened.py",
-        find="geometry, self.arena, memory, self.check_paths),\n",
+        find="geometry, self.arena, memory, check),\n",
         replace="geometry, self.arena, memory, self.check),\n",
         killers=(
             "tests/stores/test_slab_populate.py::TestEnds::test_lost_slab_gets_no_more",

@@ -153,8 +153,8 @@ class Recorder:
         """Tell a ticket's end."""
         # First of all: whatever goes wrong below, the engine must hear of it.
         self._mailbox.put(Notice(NoticeKind.SETTLED, ticket, outcome))
-        self._count(ticket, outcome)
         total = ticket.clock() - ticket.accepted_at
+        self._count(ticket, outcome, total)
         trace = ticket.origin.traces.get(ticket.transfer_id, "")
         if self._tells_ends and self._log.is_enabled_for(logging.INFO):
             self._write_line(ticket, outcome, total, trace)
@@ -227,7 +227,7 @@ class Recorder:
             **more,
         )
 
-    def _count(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _count(self, ticket: Ticket, outcome: Outcome, total: float) -> None:
         num_blocks = len(ticket.span)
         rest = num_blocks - outcome.committed - outcome.skipped
         ends = (
@@ -253,9 +253,7 @@ class Recorder:
             totals[nbytes] = totals.get(nbytes, 0) + moved
             totals[seconds] = totals.get(seconds, 0) + spent
         self.counters.add_all(totals)
-        self.counters.observe(
-            _DURATIONS[ticket.direction], ticket.clock() - ticket.accepted_at
-        )
+        self.counters.observe(_DURATIONS[ticket.direction], total)
 
 
 def _edges(ticket: Ticket, total: float) -> list[tuple[str, float, float]]:

@@ -181,15 +181,6 @@ class OpenedSlab:
         ):
             self.check()
 
-    def check_paths(self) -> None:
-        """
-        Make sure of all that ``check`` does, and of the paths now.
-
-        Raises:
-            StoreUnavailableError: As ``check`` does.
-        """
-        self.check(looks=True)
-
     def _find_loss(self, *, looks: bool) -> str:
         looks |= (now := time.monotonic()) >= self._look_at
         try:
@@ -323,8 +314,9 @@ class OpenedSlab:
         self.pool = memory[:nbytes].reshape(geometry.num_slots, geometry.slot_bytes)
         wishes.tell(memory, _creation.SYSTEM)
         with making(self.directory, geometry):
+            check = partial(self.check, looks=True)
             self.populator = Populator(
-                *(self.directory, geometry, self.arena, memory, self.check_paths),
+                *(self.directory, geometry, self.arena, memory, check),
                 collapses=wishes.huge_pages is not HugePages.OFF,
             )
 
