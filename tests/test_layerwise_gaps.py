@@ -146,6 +146,20 @@ class TestSlots:
             assert rig.runtime._pipeline.join_threads(TIMEOUT)
             assert 1 == resource.left
 
+    @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+    def test_slots_of_a_copied_row_are_given_back_when_the_loop_dies(self):
+        """S1-27: a save that waits for its next row when the loop ends keeps no slot of
+        a store that others share."""
+        with running() as rig:
+            begin_save(rig, 1)
+            assert 0 < rig.store.stats().reserved_blocks
+            loop = rig.runtime._loop._loop
+            loop.call_soon_threadsafe(loop.stop)
+            rig.runtime._loop.join(TIMEOUT)
+            assert rig.runtime._pipeline.join_threads(TIMEOUT)
+            assert OutcomeKind.FAILED is rig.outcomes()[1].kind
+            assert 0 == rig.store.stats().reserved_blocks
+
     def test_rows_of_an_ended_ticket_are_not_to_come(self):
         """A queue remembers which tickets lack rows until they end, not for good: also
         where the last word is given while a row is offered."""

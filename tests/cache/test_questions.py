@@ -7,7 +7,7 @@ import pytest
 
 from ucm.cache import questions
 from ucm.cache.questions import Questions
-from ucm.errors import StoreUnavailableError
+from ucm.errors import PipelineClosedError, StoreUnavailableError
 from ucm.testing.faults import Gate
 from ucm.threads import SYSTEM
 
@@ -28,3 +28,14 @@ def test_questions_that_wait_are_bounded(monkeypatch):
     assert asking.close(60.0)
     assert first.is_done
     assert [7, 7] == [one.result() for one in waiting]
+
+
+def test_question_that_comes_behind_the_end_has_an_answer():
+    """Who asks while another thread closes is told so, and does not wait in vain."""
+    asking = Questions(threading.Lock(), SYSTEM)
+    asking.start()
+    assert asking.close(60.0)
+    late = asking.ask(lambda: 7)
+    with pytest.raises(PipelineClosedError, match="closed meanwhile"):
+        late.result()
+    assert late.is_done

@@ -302,8 +302,8 @@ LANES = (
         name="death_unnoticed",
         why="The engine goes on handing saves to a thread that is gone.",
         file=_WORKERS,
-        find="                self._on_death(self._dead)",
-        replace="                str(self._dead)",
+        find="                self._on_death(self._over)",
+        replace="                str(self._over)",
         killers=(
             f"{_DEATH}::test_death_fails_running_and_queued_jobs_and_is_told_once",
         ),
@@ -312,7 +312,7 @@ LANES = (
         name="job_for_a_dead_thread",
         why="A save that came as its thread died is never told of.",
         file=_WORKERS,
-        find="        if self._dead:",
+        find="        if self._over:",
         replace="        if False:",
         killers=(
             f"{_DEATH}::test_job_after_death_fails",

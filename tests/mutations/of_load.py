@@ -261,16 +261,38 @@ LOAD = (
         name="one_thread_stopped",
         why="Threads that share jobs stay behind when the first of them ends.",
         file="ucm/pipeline/workers.py",
-        find="            self._jobs.put(None)  # for the next one\n",
-        replace="",
+        find="        self._jobs.put(None)  # for the next one: it is to begin nothing more\n",
+        replace='        if "died" in self._over:\n            self._jobs.put(None)\n',
         killers=(f"{_SEVERAL}::test_jobs_run_on_as_many_threads_at_once",),
+    ),
+    Mutant(
+        name="jobs_behind_the_end_are_lost",
+        why="Where the loop has died others miss slots until the engine ends, too.",
+        file="ucm/pipeline/workers.py",
+        find="""\
+            self._over = self._over or f"copy thread {self.name} has ended"
+            self._fail_jobs(job)
+""",
+        replace="""\
+            if self._over:
+                self._fail_jobs(job)
+            self._jobs.put(None)
+""",
+        killers=(
+            "tests/pipeline/test_workers.py::TestResults::test_no_job_is_lost_behind_the_end",
+            (
+                "tests/test_layerwise_gaps.py::TestSlots::"
+                "test_slots_of_a_copied_row_are_given_back_when_the_loop_dies"
+            ),
+            "tests/cache/test_questions.py::test_question_that_comes_behind_the_end_has_an_answer",
+        ),
     ),
     Mutant(
         name="threads_outlive_a_dead_one",
         why="Where one thread died others wait for jobs for ever, and a close for them.",
         file="ucm/pipeline/workers.py",
-        find="        self._jobs.put(None)  # for threads that live: they are to do nothing more\n",
-        replace="",
+        find="        self._jobs.put(None)  # for the next one: it is to begin nothing more\n",
+        replace='        if "died" not in self._over:\n            self._jobs.put(None)\n',
         killers=(
             f"{_SEVERAL}::test_death_of_one_ends_the_others_behind_their_own_job",
         ),

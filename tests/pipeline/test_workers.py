@@ -101,6 +101,25 @@ class TestResults:
                 thread.put(ran.append, number)
         assert [0, 1, 2, 3, 4] == ran
 
+    @pytest.mark.parametrize("is_over", [False, True])
+    async def test_no_job_is_lost_behind_the_end(self, is_over):
+        """Whoever waits for a job that came too late is told, and what it holds is given
+        back, whether the thread has ended by then or is about to."""
+        gate, ran, told = Gate(), [], []
+        with copying() as (thread, deaths):
+            thread.put(lambda _: gate(), None)
+            gate.wait_reached()
+            thread.stop()
+            if is_over:
+                gate.open()
+                assert thread.join(TIMEOUT)
+            thread.put(ran.append, 1)
+            thread.put(ran.append, 2, lambda _, why: told.append(str(why)))
+            gate.open()
+            assert thread.join(TIMEOUT)
+            assert ([1], ["copy thread ucm-test has ended"]) == (ran, told)
+        assert [] == deaths
+
     async def test_join_of_a_busy_thread_says_no_in_time(self):
         """Joining is bounded and tells whether the thread has ended."""
         gate = Gate()

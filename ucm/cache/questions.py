@@ -50,6 +50,7 @@ class Questions:
         self._lock = lock
         self._thread = CopyThread("ucm-ask", lambda _: None, threads)
         self._asked: dict[Pending[object], None] = {}
+        self._is_closing = False
         self.why_closed = "the cache is closed"
         """To whoever asks once it is."""
 
@@ -83,7 +84,8 @@ class Questions:
 
         def died(answer: Pending[_T], error: WorkerDiedError) -> None:
             self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
-            answer.end(None, error)
+            why = "the cache was closed meanwhile"
+            answer.end(None, PipelineClosedError(why) if self._is_closing else error)
 
         is_put = False
         try:
@@ -102,6 +104,7 @@ class Questions:
         Returns:
             Whether nobody is in the store any more.
         """
+        self._is_closing = True
         self._thread.stop()
         is_over = self._thread.join(timeout)
         for answer in list(self._asked):

@@ -3,9 +3,9 @@
 Dedicated copy threads, and how the loop hands work to them.
 
 Threading: ``put`` is called on any thread; jobs run one after the other on the copy thread,
-or begin in order on whichever of several is free. When a thread ends for any reason other
-than ``stop``, all jobs that no other runs fail with ``WorkerDiedError`` and ``on_death`` is
-called, on the copy thread.
+or begin in order on whichever of several is free. When a thread ends, all jobs that no other
+runs fail with ``WorkerDiedError``; for any other reason than ``stop`` ``on_death`` is called,
+too, on the copy thread.
 """
 
 import contextlib
@@ -54,7 +54,8 @@ class CopyThread:
         self._on_start = on_start
         self._on_death = on_death
         self._jobs: Queue = threads.queue()
-        self._dead = ""
+        self._over = ""
+        """Why a job is not run any more; empty while it is."""
         self._clock, self._give_way = threads.monotonic, threads.give_way
         names = [name] if count == 1 else [f"{name}-{at}" for at in range(count)]
         self._threads = [threads.thread(self._main, each) for each in names]
@@ -92,7 +93,7 @@ class CopyThread:
                 it runs on whichever thread notices.
         """
         self._jobs.put((function, argument, died))
-        if self._dead:  # perhaps since just now, behind the dying thread's last look
+        if self._over:  # perhaps since just now, behind the thread's last look
             self._fail_jobs(None)
 
     def _main(self) -> None:
@@ -110,12 +111,12 @@ class CopyThread:
                 is_brief = ended < began + _BRIEF_S
                 kept_until = ended + _AT_ONCE_S if is_brief else 0.0
             clean = True
-            self._jobs.put(None)  # for the next one
         finally:
             if not clean:
-                self._dead = f"copy thread {self.name} has died"
-                self._on_death(self._dead)  # first: nobody is to offer any more
-                self._fail_jobs(job)
+                self._over = f"copy thread {self.name} has died"
+                self._on_death(self._over)  # first: nobody is to offer any more
+            self._over = self._over or f"copy thread {self.name} has ended"
+            self._fail_jobs(job)
 
     def _fail_jobs(self, current: _Job | None) -> None:
         jobs = [] if current is None else [current]
@@ -126,11 +127,11 @@ class CopyThread:
                     jobs.append(waiting)
         for _, argument, died in jobs:
             if died is not None:
-                died(argument, WorkerDiedError(self._dead))
+                died(argument, WorkerDiedError(self._over))
         for job in jobs:
             if job[2] is None:
                 _run(job)  # cleans up; there is nobody else to do it
-        self._jobs.put(None)  # for threads that live: they are to do nothing more
+        self._jobs.put(None)  # for the next one: it is to begin nothing more
 
 
 def _run(job: _Job) -> None:
