@@ -86,6 +86,8 @@ def hashed(monkeypatch):
 
 def save(rig):
     """Save the first blocks, which have random bytes; return these."""
+    if (pinning := rig.runtime._pinning._thread) is not None:
+        pinning.join(60.0)  # what is not pinned yet goes by way of staging memory
     wanted = rig.fill(SAVED, 1)
     rig.device.begin_step(1)
     submit(rig, order(1, Direction.SAVE, SAVED, SAVED))
