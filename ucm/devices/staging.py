@@ -21,7 +21,6 @@ import math
 import mmap
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
@@ -83,12 +82,7 @@ class StagingLease:
     def __enter__(self) -> HostSlots:
         return self.slots
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
