@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ucm.agent.dialing import dial
+from ucm.agent.protocol import SOCKET_NAME
 
 LIMIT_S = 60.0
 
@@ -22,12 +23,12 @@ def test_connection_ends_with_its_process_whatever_that_has_forked(
     """An agent hears of its host's end while a child lives; no file of the child's is closed
     where the connection was."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "socket"))
+        listener.bind(str(tmp_path / SOCKET_NAME))
         listener.listen()
         is_over, goes_on = os.pipe()
 
         async def host() -> tuple[int, socket.socket]:
-            _, writer = await dial(str(tmp_path / "socket"))
+            _, writer = await dial(tmp_path)
             fd = writer.get_extra_info("socket").fileno()
             if not (child := os.fork()):
                 os.close(goes_on)

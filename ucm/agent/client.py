@@ -11,8 +11,6 @@ that is not there is "no" at once; one that does not answer in time is "no" unti
 import asyncio
 import contextlib
 import itertools
-import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +24,6 @@ from ucm.agent.mirror import Follower
 from ucm.agent.protocol import (
     MOST_KEYS,
     PROTOCOL_VERSION,
-    SOCKET_NAME,
     Answer,
     Ask,
     Done,
@@ -42,8 +39,6 @@ from ucm.agent.protocol import (
     Welcome,
     check_media,
     encode_frame,
-    peer_uid,
-    within,
 )
 from ucm.blocks import PackedKey
 from ucm.errors import MessageError
@@ -286,14 +281,7 @@ class AgentClient:
                     await self._waker.wait()
 
     async def _connect(self) -> asyncio.StreamReader:
-        fd = os.open(self._directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            reader, self._writer = await dial(str(within(fd, SOCKET_NAME)))
-        finally:
-            os.close(fd)
-        peer: socket.socket = self._writer.get_extra_info("socket")
-        if peer_uid(peer) != os.geteuid():
-            raise MessageError("the agent belongs to another user")
+        reader, self._writer = await dial(self._directory)
         self._writer.write(encode_frame(self._hello))
         answer = await receive(reader)
         if isinstance(answer, Refused):

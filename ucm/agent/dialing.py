@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 import weakref
+from pathlib import Path
 from typing import Final
 
 import attrs
@@ -18,11 +19,15 @@ import msgspec
 
 from ucm.agent.protocol import (
     FRAME_HEADER,
+    SOCKET_NAME,
     FromAgent,
     Welcome,
     decode_frame,
     frame_bytes,
+    peer_uid,
+    within,
 )
+from ucm.errors import MessageError
 
 __all__ = ["Agents", "dial", "receive", "why_lost"]
 
@@ -46,19 +51,27 @@ class Agents:
             self.count, self._nonce = self.count + 1, welcome.nonce
 
 
-async def dial(path: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def dial(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """
-    Connect to a socket of this machine; a forked child has no part in the connection.
+    Connect to the agent of a slab's directory; a forked child has no part in the connection.
 
     Raises:
         OSError: Nobody listens there.
+        MessageError: It is another user's.
     """
     own = socket.socket(socket.AF_UNIX)
     _in_this_process.add(own)
     with contextlib.ExitStack() as undo:
         undo.callback(own.close)
         own.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(own, path)
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            path = str(within(fd, SOCKET_NAME))
+            await asyncio.get_running_loop().sock_connect(own, path)
+        finally:
+            os.close(fd)
+        if peer_uid(own) != os.geteuid():
+            raise MessageError("the agent belongs to another user")
         connected = await asyncio.open_unix_connection(sock=own)
         undo.pop_all()
     return connected

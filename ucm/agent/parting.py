@@ -7,7 +7,6 @@ is spilled again. Each question has its deadline; an agent that does not answer 
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,6 @@ from ucm.agent.protocol import (
     LONGEST_S,
     MOST_KEYS,
     PROTOCOL_VERSION,
-    SOCKET_NAME,
     Done,
     Forget,
     FromAgent,
@@ -30,8 +28,6 @@ from ucm.agent.protocol import (
     Welcome,
     check_media,
     encode_frame,
-    peer_uid,
-    within,
 )
 from ucm.blocks import PackedKey
 from ucm.errors import MessageError
@@ -76,22 +72,16 @@ class Parting:
                     asyncio.run(self._ask(some, slot_bytes))
                 except TimeoutError:
                     self.problem = "it does not answer in time"
-                except (OSError, EOFError) as exc:
-                    self.problem = "none is there" if _is_none(exc) else str(exc)
-                except MessageError as exc:
+                except (FileNotFoundError, ConnectionRefusedError):
+                    self.problem = "none is there"
+                except (OSError, EOFError, MessageError) as exc:
                     self.problem = str(exc)
             if self.problem:
                 self.unasked += len(some)
 
     async def _ask(self, keys: list[PackedKey], slot_bytes: int) -> None:
-        fd = os.open(self.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        reader, writer = await dial(self.path)
         try:
-            reader, writer = await dial(str(within(fd, SOCKET_NAME)))
-        finally:
-            os.close(fd)
-        try:
-            if peer_uid(writer.get_extra_info("socket")) != os.geteuid():
-                raise MessageError("the agent belongs to another user")
             writer.write(encode_frame(Hello(PROTOCOL_VERSION, slot_bytes)))
             with anyio.fail_after(_ANSWER_S):
                 media = _media_of(await receive(reader))
@@ -114,8 +104,3 @@ def _media_of(answer: FromAgent) -> Sequence[str]:
     if not isinstance(answer, Welcome):
         raise MessageError("the agent's first message is no welcome")
     return answer.media
-
-
-def _is_none(problem: BaseException) -> bool:
-    """Return whether nobody listens."""
-    return isinstance(problem, FileNotFoundError | ConnectionRefusedError)
