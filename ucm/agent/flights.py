@@ -275,7 +275,7 @@ class Flights:
         if not await Turn(batch, line.room, place).comes(share):
             return
         with contextlib.ExitStack() as turn:
-            turn.callback(line.leave, share, place.tenant)
+            turn.callback(line.room.release, share, place.tenant)
             self._register.end_unwanted(batch)
             flights = open_of(batch)
             began = anyio.current_time()
@@ -288,10 +288,8 @@ class Flights:
                 return
             has_landed = False
             try:
-                targets, mine = (
-                    lease.slots.views(),
-                    list(map(flights.__getitem__, lease.positions)),
-                )
+                targets = lease.slots.views()
+                mine = list(map(flights.__getitem__, lease.positions))
                 answers = await tier.get(lease.keys, targets) if targets else []
                 turn.close()  # the next ones come while these are looked at
                 has_landed = await self._land(number, lease, answers, mine, want)

@@ -47,10 +47,6 @@ class Line:
         """Return what a call of so many blocks and bytes takes of the room."""
         return max(1, int(_CALL * share_of_call(self._can, num_blocks, nbytes)))
 
-    def leave(self, share: int, tenant: int) -> None:
-        """Let the next one in."""
-        self.room.release(share, tenant)
-
     def is_late(self, nbytes: int, deadline: float) -> bool:
         """
         Return whether blocks would come behind *deadline*, and keep others from being in time.
