@@ -248,8 +248,8 @@ FAULTS = (
         name="slots_before_those_of_who_was_joined",
         why="Two prompts with one beginning wait for each other's slots, and have nothing by their deadline.",
         file=_FETCH,
-        find="behind = [group.seated for group in joined]",
-        replace="behind: list[anyio.Event] = []",
+        find="want.stand_behind, [group.seated for group in joined])",
+        replace="want.stand_behind, [])",
         killers=(
             f"{_SLOTS}::TestJoined::test_who_joined_others_takes_no_slots_that_these_wait_for",
         ),

@@ -14,7 +14,7 @@ may be asked for, and lands nowhere.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
@@ -158,8 +158,11 @@ class Fetcher:
         there = await self._slab.pin(want.keys, want.stay_s)
         flights, (own, *joined) = await self._join(want, there)
         try:
-            behind = [group.seated for group in joined]
-            self._begin(want, own, partial(want.stand_behind, behind), looks)
+            if own.flights:  # which fly behind the slots of those it has joined
+                assert self._tasks is not None
+                compute_s = want.compute_s * len(own.flights) / len(want.keys)
+                stand = partial(want.stand_behind, [group.seated for group in joined])
+                self._tasks.start_soon(self._flights.fly, own, compute_s, stand, looks)
             async for some in Parts(flights):
                 for flight in some:
                     if flight is not None:
@@ -200,19 +203,6 @@ class Fetcher:
                 of = dict(zip(sizes, joined, strict=True))
                 flights += [of.get(key) for key, _, _ in some]
         return flights, list(groups)
-
-    def _begin(
-        self,
-        want: Want,
-        own: Group,
-        stand: Callable[[], Awaitable[object]],
-        looks: Looks | None,
-    ) -> None:
-        """Let those fly that are its own, behind the slots of those it has joined."""
-        if own.flights:
-            assert self._tasks is not None
-            compute_s = want.compute_s * len(own.flights) / len(want.keys)
-            self._tasks.start_soon(self._flights.fly, own, compute_s, stand, looks)
 
     async def _choose(self, want: Want, lost: Sequence[int], looks: Looks) -> Reason:
         """
