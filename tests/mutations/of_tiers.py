@@ -235,8 +235,8 @@ TIERS = (
         name="fetched_blocks_unpinned",
         why="Under load what was fetched is evicted before it is loaded, again and again.",
         file=_WANTS,
-        find="until = self.clock_ns() + int(hold_s * 1e9)",
-        replace="until = self.clock_ns()",
+        find="until = time.monotonic_ns() + int(hold_s * 1e9)",
+        replace="until = time.monotonic_ns()",
         killers=(f"{_PINS}::test_fetched_blocks_outlive_newer_saves",),
     ),
     Mutant(

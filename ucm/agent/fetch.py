@@ -13,7 +13,6 @@ up, only if they are left: others may wait for what it has. What is being forgot
 may be asked for, and lands nowhere.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -50,7 +49,6 @@ class Fetcher:
         tiers: In the order in which they are asked.
         call: For the slab's verbs.
         budget: Slots.
-        clock_ns: The machine's monotonic clock, on which uses are told.
         why_absent: Says why none of these tiers has a block.
         brought: Called with the number of the tier from which blocks came, and their keys.
     """
@@ -61,14 +59,13 @@ class Fetcher:
         tiers: Sequence[BreakerBackend],
         call: Blocking,
         budget: Budget,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
         why_absent: Callable[[PackedKey, Sequence[int]], Reason] = lambda *_: (
             Reason.ABSENT
         ),
         brought: Callable[[int, Sequence[PackedKey]], None] = lambda *_: None,
     ) -> None:
         self.counts = FetchCounts()
-        self._slab = Slab(store, call, clock_ns)
+        self._slab = Slab(store, call)
         self._tiers = tiers
         self._budget = budget
         self._why_absent = why_absent

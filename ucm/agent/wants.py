@@ -3,8 +3,9 @@
 
 import contextlib
 import enum
+import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -156,12 +157,10 @@ class Slab:
     Args:
         store: Where blocks go.
         call: For its verbs.
-        clock_ns: The machine's monotonic clock, on which uses are told.
     """
 
     store: Store
     call: Blocking
-    clock_ns: Callable[[], int]
 
     async def pin(self, keys: Sequence[PackedKey], hold_s: float) -> list[bool]:
         """Keep what there is of *keys* for a while, and return which are there."""
@@ -216,7 +215,7 @@ class Slab:
 
     def uses(self, count: int, hold_s: float, tenant: int = 0) -> Uses:
         """Return when so many blocks of a prefix count as used that are to stay so long."""
-        until = self.clock_ns() + int(hold_s * 1e9)
+        until = time.monotonic_ns() + int(hold_s * 1e9)
         return Uses(until - np.arange(count), np.full(count, tenant, dtype=np.uint32))
 
 
