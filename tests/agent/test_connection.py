@@ -52,17 +52,11 @@ class Pipe:
         """Whether the peer takes what it is told."""
         self.reads.set()
 
-    async def receive(self, most: int) -> bytes:
+    async def receive(self) -> bytes:
         """Return some of what the peer has said."""
         if not (data := await self.said.get()):
             raise anyio.EndOfStream
-        if data[most:]:
-            rest = [data[most:]]
-            while not self.said.empty():
-                rest.append(self.said.get_nowait())
-            for piece in rest:
-                self.said.put_nowait(piece)
-        return data[:most]
+        return data
 
     async def send(self, data: bytes) -> None:
         """Take what the agent says."""

@@ -7,6 +7,7 @@ from typing import Final
 import anyio
 import msgspec
 from anyio.abc import ByteStream, TaskGroup
+from anyio.streams.buffered import BufferedByteReceiveStream
 
 from ucm.agent.core import AgentCore, Forgetting
 from ucm.agent.hits import Hits
@@ -52,7 +53,7 @@ _MOST_SAID: Final = 14 << 10
 _PREFIX_BYTES: Final = 17
 _LAST_TENANT: Final = (1 << 32) - 1
 _GONE: Final = (
-    *(TimeoutError, anyio.EndOfStream),
+    *(TimeoutError, anyio.IncompleteRead),
     *(anyio.BrokenResourceError, anyio.ClosedResourceError),
 )
 _OTHER_TIERS: Final = (
@@ -88,6 +89,7 @@ class Connection:
         nonce: str = "",
     ) -> None:
         self._stream = stream
+        self._incoming = BufferedByteReceiveStream(stream)
         self._core_of = core_of
         self._tell_status = tell_status
         self._media = media
@@ -281,15 +283,9 @@ class Connection:
                     self._tasks.cancel_scope.cancel()
 
     async def _receive(self) -> ToAgent:
-        header = await self._receive_exactly(FRAME_HEADER.size)
-        payload = await self._receive_exactly(frame_bytes(header))
+        header = await self._incoming.receive_exactly(FRAME_HEADER.size)
+        payload = await self._incoming.receive_exactly(frame_bytes(header))
         return decode_frame(payload, _DECODER)
-
-    async def _receive_exactly(self, count: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < count:
-            parts += await self._stream.receive(min(count - len(parts), 1 << 16))
-        return bytes(parts)
 
 
 def _check_key(nbytes: int) -> None:
