@@ -95,7 +95,8 @@ class Ledger:
         self.num_forgotten = 0
         """Blocks that did."""
         self._changes: deque[_Change] = deque(maxlen=most_changes)
-        self._num_changes = 0
+        self.num_changes = 0
+        """So far."""
         self._said: OrderedDict[bytes, bytes] = OrderedDict()
         self._said_bytes = 0
         self._most_said_bytes = most_said_bytes
@@ -112,7 +113,7 @@ class Ledger:
         """Return the counts as plain values."""
         return {
             "blocks": len(self._there),
-            "changes": self._num_changes,
+            "changes": self.num_changes,
             "described": len(self._said),
             "untold": self.num_untold,
             "forgotten": self.num_forgotten,
@@ -195,7 +196,7 @@ class Ledger:
 
     def _tell(self, change: _Change) -> None:
         self._changes.append(change)
-        self._num_changes += 1
+        self.num_changes += 1
         self._wake()
 
     def _wake(self) -> None:
@@ -236,11 +237,6 @@ class Ledger:
         """Whether it has all that was there before."""
         return not self._num_listing
 
-    @property
-    def num_changes(self) -> int:
-        """So far."""
-        return self._num_changes
-
     async def changed(self) -> None:
         """Wait for something new."""
         self._changed = self._changed or anyio.Event()
@@ -248,7 +244,7 @@ class Ledger:
 
     def since(self, sequence: int) -> list[_Change] | None:
         """Return some changes from a number on; None: they are no longer known."""
-        start = sequence - (self._num_changes - len(self._changes))
+        start = sequence - (self.num_changes - len(self._changes))
         if start < 0:
             return None
         return list(itertools.islice(self._changes, start, start + AT_ONCE))
