@@ -16,6 +16,8 @@ from ucm.blocks import block_of, hash_of, keyspace_prefix, shard_of
 OTHER = bytes(16)
 SAID = Said(hash_at(7), None, [1, 2, 3])
 TEXT = msgspec.msgpack.encode(SAID)
+SAID_BYTES = len(TEXT) + len(block_of(key_of(7)))
+"""Of a description, and of the name of its block."""
 STEP = st.tuples(
     st.sampled_from(
         ["store", "store", "remove", "follow", "look", "restart", "describe"]
@@ -36,7 +38,7 @@ class World:
         self.follower.join(self.ledger)
 
     def _begin(self) -> Ledger:
-        return Ledger(2, most_changes=4, most_said_bytes=3 * len(TEXT))
+        return Ledger(2, most_changes=4, most_said_bytes=3 * SAID_BYTES)
 
     def store(self, number: int, medium: int, shard: int) -> None:
         """Put a part of a block somewhere."""
@@ -330,7 +332,7 @@ class TestDescribe:
 
     def test_oldest_descriptions_go(self) -> None:
         """R-57: descriptions have a bound; blocks whose own is gone are told of without."""
-        ledger, follower = Ledger(1, most_said_bytes=len(TEXT)), Follower()
+        ledger, follower = Ledger(1, most_said_bytes=SAID_BYTES), Follower()
         for number in (7, 8):
             ledger.describe(key_of(number), TEXT)
             ledger.stored(0, key_of(number))
@@ -338,6 +340,13 @@ class TestDescribe:
         follower.follow()
         said = [each.said for each in follower.heard]
         assert [None, SAID] == said
+
+    def test_descriptions_that_say_nothing_have_a_bound(self) -> None:
+        """R-57: each takes room by the name of its block."""
+        ledger = Ledger(1, most_said_bytes=2 * SAID_BYTES)
+        for number in range(200):
+            ledger.describe(key_of(number), b"")
+        assert 2 * SAID_BYTES // (SAID_BYTES - len(TEXT)) == ledger.told()["described"]
 
 
 class TestAgain:

@@ -99,6 +99,14 @@ KV_EVENTS = (
         killers=(f"{_DESCRIBES}::test_oldest_descriptions_go",),
     ),
     Mutant(
+        name="descriptions_of_nothing_without_bound",
+        why="Who says nothing of blocks, again and again, has the agent's memory grow.",
+        file=_LEDGER,
+        find="self._said_bytes += len(block) + len(said)",
+        replace="self._said_bytes += len(said)",
+        killers=(f"{_DESCRIBES}::test_descriptions_that_say_nothing_have_a_bound",),
+    ),
+    Mutant(
         name="late_descriptions_lost",
         why="Blocks that were saved before their tokens were told of stay unknown to routers.",
         file=_LEDGER,

@@ -73,7 +73,7 @@ class Ledger:
         num_media: The slab, which is 0, and the tiers behind it.
         most_blocks: That it knows at a time.
         most_changes: That a reader may be behind.
-        most_said_bytes: Of all descriptions.
+        most_said_bytes: Of all descriptions, and of the names of their blocks.
     """
 
     def __init__(
@@ -187,9 +187,9 @@ class Ledger:
             self._said.move_to_end(block)
             return
         self._said[block] = said
-        self._said_bytes += len(said)
+        self._said_bytes += len(block) + len(said)
         while self._said_bytes > self._most_said_bytes:
-            self._said_bytes -= len(self._said.popitem(last=False)[1])
+            self._said_bytes -= sum(map(len, self._said.popitem(last=False)))
         for medium in range(self._num_media):
             if self.has(medium, key):
                 self._tell(_Change(medium, is_stored=True, key=key))
