@@ -112,7 +112,7 @@ FORGET = (
         name="landed_before_stays",
         why="What a fetch brings between the slab's forgetting and the agent's is found again.",
         file=_CORE,
-        find="                        await self._call(partial(self._store.forget, landed))\n",
+        find="                        await self._call(partial(self.store.forget, landed))\n",
         replace="                        pass\n",
         killers=(f"{_FLIGHTS}::test_block_that_landed_just_before_goes_again",),
     ),

@@ -106,7 +106,7 @@ class AgentCore:
             brought=lambda number, keys: self.spillers[number].brought(keys),
         )
         self.max_block_bytes = store.capabilities.max_block_bytes
-        self._store = store
+        self.store = store
         self._call = call
         self._cursor: Cursor | None = None
         self._reading = anyio.Lock()
@@ -158,7 +158,7 @@ class AgentCore:
                 for at in range(0, len(keys), _FORGOTTEN_AT_ONCE):
                     landed = keys[at : at + _FORGOTTEN_AT_ONCE]
                     with contextlib.suppress(StoreUnavailableError):
-                        await self._call(partial(self._store.forget, landed))
+                        await self._call(partial(self.store.forget, landed))
                 await together(
                     [partial(forget_in, number) for number in forgetting.left]
                 )
@@ -227,7 +227,7 @@ class AgentCore:
             while num_begun == 1 and is_patient and any(map(_has_much, self.spillers)):  # noqa: ASYNC110 - no event
                 await anyio.sleep(_POLL_S)
             async with self._reading:
-                found = await self._call(lambda: self._store.changes(self._cursor))
+                found = await self._call(lambda: self.store.changes(self._cursor))
                 self._cursor, is_all = found.cursor, found.is_all
                 num_begun += found.begins
                 is_there = [bool(change.nbytes) for change in found.told]

@@ -123,7 +123,6 @@ class Node:
         self._tiers: list[BreakerBackend] = []
         self._watched: list[WatchedBackend] = []
         self._cores: dict[int, AgentCore] = {}
-        self._slabs: list[Store] = []
         """By size of slots: each sees the changes of its own."""
         self._ledger: Ledger | None = None
         self._opening = anyio.Lock()
@@ -264,7 +263,7 @@ class Node:
         ]
         core = AgentCore(store, self._tiers, self._call, rules=rules)
         assert self._tasks is not None
-        self._slabs.append(store)
+        self._cores[slot_bytes] = core
         if self._ledger is not None:
             self._tasks.start_soon(feed_slab, self._ledger, store, self._call)
         ready = anyio.Event()
@@ -274,7 +273,6 @@ class Node:
     async def _run_core(
         self, slot_bytes: int, core: AgentCore, ready: anyio.Event
     ) -> None:
-        self._cores[slot_bytes] = core
         try:
             await core.run(ready.set)
         finally:
@@ -289,8 +287,8 @@ class Node:
             assert self._tasks is not None
             self._ledger = Ledger(1 + len(self._tiers))
             feed_tiers(self._ledger, self._watched)
-            for store in self._slabs:
-                self._tasks.start_soon(feed_slab, self._ledger, store, self._call)
+            for core in self._cores.values():
+                self._tasks.start_soon(feed_slab, self._ledger, core.store, self._call)
         return self._ledger
 
     # When it ends.
