@@ -142,7 +142,7 @@ class FileTier(Backend):
     async def stats(self) -> BackendStats:
         """Count files."""
         blocks = len(list(self._root.iterdir()))
-        return BackendStats(blocks=blocks, nbytes=None, capacity_bytes=None)
+        return BackendStats(blocks=blocks)
 
     async def aclose(self) -> None:
         """Nothing is open."""

@@ -138,9 +138,9 @@ class BackendCapabilities:
 class BackendStats:
     """Occupancy as far as it is known, and totals since it was opened."""
 
-    blocks: int | None
-    nbytes: int | None
-    capacity_bytes: int | None
+    blocks: int | None = None
+    nbytes: int | None = None
+    capacity_bytes: int | None = None
     evicted_blocks_total: int = 0
     swept_total: int = 0
     """Orphans and damaged remains that were removed."""
@@ -228,9 +228,9 @@ class Backend(ABC):
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove blocks, for whoever would look for them from now on."""
 
-    @abstractmethod
     async def stats(self) -> BackendStats:
-        """Return occupancy and totals."""
+        """Return occupancy and totals; as it stands here, that nothing is known."""
+        return BackendStats()
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -36,7 +36,6 @@ from ucm.backends._mooncake_room import Room, address_of
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
-    BackendStats,
     Fetched,
     Presence,
     Sealed,
@@ -234,10 +233,6 @@ class MooncakeBackend(Backend):
 
         told = [Verdict.UNAVAILABLE] * len(keys)
         return await self._in_calls(keys, ask, told)
-
-    async def stats(self) -> BackendStats:
-        """Tell that the master knows, for all its users together."""
-        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
 
     async def aclose(self) -> None:
         """Leave the store, unless a call hangs: its end would crash with the client gone."""

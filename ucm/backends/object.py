@@ -36,7 +36,6 @@ from ucm.backends._crew import Crew
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
-    BackendStats,
     Fetched,
     Presence,
     Sealed,
@@ -191,10 +190,6 @@ class ObjectBackend(Backend):
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Delete each object that is there."""
         return await self._ask(keys, self._delete, Verdict.UNAVAILABLE)
-
-    async def stats(self) -> BackendStats:
-        """Tell that the service would have to be asked for each object."""
-        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
 
     async def aclose(self) -> None:
         """Ask no more; obstore closes idle connections by itself."""

@@ -37,7 +37,6 @@ from ucm.backends.abc import (
     Advice,
     Backend,
     BackendCapabilities,
-    BackendStats,
     Fetched,
     Presence,
     Sealed,
@@ -221,10 +220,6 @@ class RedisBackend(Backend):
             elif end is AWAY:
                 told[at] = Verdict.AWAY
         return told
-
-    async def stats(self) -> BackendStats:
-        """Tell that the server knows, for all its users together."""
-        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
 
     async def aclose(self) -> None:
         """Close connections."""

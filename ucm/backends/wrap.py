@@ -33,7 +33,6 @@ _T = TypeVar("_T")
 _BLAMED = (Presence.UNKNOWN, Verdict.UNAVAILABLE, Fetched(Verdict.UNAVAILABLE))
 _AWAY = (Presence.AWAY, Verdict.AWAY, Fetched(Verdict.AWAY))
 """What a backend counts by itself; callers are told the others, in this order."""
-_NOTHING_KNOWN = BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
 
 
 class WrapperBackend(Backend):
@@ -117,7 +116,7 @@ class _GuardedBackend(WrapperBackend):
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
-        self._last_stats = _NOTHING_KNOWN
+        self._last_stats = BackendStats()
 
     async def _ask(
         self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False

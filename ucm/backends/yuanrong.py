@@ -30,7 +30,6 @@ from ucm.backends._many import Many
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
-    BackendStats,
     Fetched,
     Presence,
     Sealed,
@@ -249,10 +248,6 @@ class YuanrongBackend(Backend):
             return [Verdict(word) for word in await helper.told()]
 
         return await self._in_calls(keys, _CALL_NAMES, ask, Verdict.UNAVAILABLE)
-
-    async def stats(self) -> BackendStats:
-        """Tell that the workers know, for all their users together."""
-        return BackendStats(blocks=None, nbytes=None, capacity_bytes=None)
 
     async def aclose(self) -> None:
         """End the processes; calls under way have no answer then."""
