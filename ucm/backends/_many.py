@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many awaits at a time."""
+"""Many awaits at a time, and puts of those of many blocks that are not there."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import anyio
 
-__all__ = ["Many", "together"]
+from ucm.backends.abc import Backend, Presence, Sealed, Verdict
+
+__all__ = ["Many", "put_missing", "together"]
 
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
+_NOT_PUT = {Presence.PRESENT: Verdict.PRESENT, Presence.UNKNOWN: Verdict.UNAVAILABLE}
 
 
 async def together(
@@ -57,3 +60,20 @@ class Many:
 
         await together([work] * min(self.most, len(items)))
         return results
+
+
+async def put_missing(
+    backend: Backend,
+    blocks: Sequence[Sealed],
+    largest: int,
+    write: Callable[[Sequence[Sealed]], Awaitable[list[Verdict]]],
+) -> list[Verdict]:
+    """Have those blocks written that are not there, and are no larger; return what became of each."""
+    there = await backend.exists([block.key for block in blocks])
+    told = [
+        _NOT_PUT.get(presence) or (Verdict.FULL if len(block.data) > largest else None)
+        for block, presence in zip(blocks, there, strict=True)
+    ]
+    pairs = zip(blocks, told, strict=True)
+    written = iter(await write([block for block, end in pairs if end is None]))
+    return [end or next(written) for end in told]

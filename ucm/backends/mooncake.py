@@ -32,6 +32,7 @@ import anyio.to_thread
 import attrs
 
 from ucm.backends._crew import Crew, Job
+from ucm.backends._many import put_missing
 from ucm.backends._mooncake_room import Room, address_of
 from ucm.backends.abc import (
     Backend,
@@ -204,25 +205,13 @@ class MooncakeBackend(Backend):
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write what is not there; of two writers at once the first one's bytes stay."""
-        told = [Verdict.FULL] * len(blocks)
-        there = await self.exists([block.key for block in blocks])
-        missing = []
-        for at, (block, presence) in enumerate(zip(blocks, there, strict=True)):
-            if presence is Presence.PRESENT:
-                told[at] = Verdict.PRESENT
-            elif presence is Presence.UNKNOWN:
-                told[at] = Verdict.UNAVAILABLE
-            elif len(block.data) <= _LARGEST_BLOCK:
-                missing.append(at)
-        written = await self._in_calls(
-            [blocks[at] for at in missing],
-            self._put,
-            [Verdict.UNAVAILABLE] * len(missing),
-            max((len(blocks[at].data) for at in missing), default=0),
-        )
-        for at, verdict in zip(missing, written, strict=True):
-            told[at] = verdict
-        return told
+
+        async def write(missing: Sequence[Sealed]) -> list[Verdict]:
+            largest = max((len(block.data) for block in missing), default=0)
+            told = [Verdict.UNAVAILABLE] * len(missing)
+            return await self._in_calls(missing, self._put, told, largest)
+
+        return await put_missing(self, blocks, _LARGEST_BLOCK, write)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove objects, also those that somebody has just read."""

@@ -26,7 +26,7 @@ import anyio.to_thread
 import attrs
 
 from ucm.backends import _yuanrong_client
-from ucm.backends._many import Many
+from ucm.backends._many import Many, put_missing
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -222,23 +222,12 @@ class YuanrongBackend(Backend):
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write what is not there; of two writers at once the first one's bytes stay."""
-        told = [Verdict.FULL] * len(blocks)
-        there = await self.exists([block.key for block in blocks])
-        missing = []
-        for at, (block, presence) in enumerate(zip(blocks, there, strict=True)):
-            if presence is Presence.PRESENT:
-                told[at] = Verdict.PRESENT
-            elif presence is Presence.UNKNOWN:
-                told[at] = Verdict.UNAVAILABLE
-            elif len(block.data) <= _LARGEST_BLOCK:
-                missing.append(at)
-        written = await self._in_calls(
-            *([blocks[at] for at in missing], _CALL_BLOCKS),
-            *(self._put, Verdict.UNAVAILABLE),
-        )
-        for at, verdict in zip(missing, written, strict=True):
-            told[at] = verdict
-        return told
+
+        async def write(missing: Sequence[Sealed]) -> list[Verdict]:
+            none = Verdict.UNAVAILABLE
+            return await self._in_calls(missing, _CALL_BLOCKS, self._put, none)
+
+        return await put_missing(self, blocks, _LARGEST_BLOCK, write)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove values."""
