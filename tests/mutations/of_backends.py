@@ -311,8 +311,8 @@ BACKENDS = (
         name="looks_without_a_turn",
         why="Where many prompts ask at once the server has a connection for each.",
         file=_REDIS,
-        find="await self._looks.run([keys], self._exists, told)",
-        replace="told = [await self._exists(keys)]",
+        find="        async with self._looks:\n            return await self._exists(keys)",
+        replace="        return await self._exists(keys)",
         killers=(f"{_CONNECTIONS}::test_connections_are_as_many_as_the_settings_say",),
     ),
     Mutant(

@@ -11,7 +11,6 @@ from ucm.backends.abc import Backend, Presence, Sealed, Verdict
 __all__ = ["Many", "put_missing", "together"]
 
 _Item = TypeVar("_Item")
-_T = TypeVar("_T")
 _NOT_PUT = {Presence.PRESENT: Verdict.PRESENT, Presence.UNKNOWN: Verdict.UNAVAILABLE}
 
 
@@ -41,25 +40,21 @@ class Many:
         self._turns = anyio.Semaphore(most, fast_acquire=True)
 
     async def run(
-        self,
-        items: Sequence[_Item],
-        ask: Callable[[_Item], Awaitable[_T]],
-        results: list[_T],
-    ) -> list[_T]:
+        self, items: Sequence[_Item], ask: Callable[[_Item], Awaitable[None]]
+    ) -> None:
         """
-        Await *ask* of each item; put what it returns into *results*, and return these.
+        Await *ask* of each item.
 
         A call has no more tasks than there are turns, so that a long one costs no more.
         """
-        left = iter(range(len(items)))
+        left = iter(items)
 
         async def work() -> None:
-            for at in left:
+            for item in left:
                 async with self._turns:
-                    results[at] = await ask(items[at])
+                    await ask(item)
 
         await together([work] * min(self.most, len(items)))
-        return results
 
 
 async def put_missing(

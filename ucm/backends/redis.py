@@ -71,8 +71,9 @@ class RedisBackend(Backend):
     def __init__(self, client: Any, settings: RedisSettings) -> None:  # noqa: ANN401 - or a cluster's
         seconds, dialer = settings.timeout, Dialer(settings.url, settings.timeout)
         self._servers = Servers(client, dialer, seconds, is_cluster=settings.cluster)
-        # Looks apart, as they wait for no blocks.
-        self._many, self._looks = Many(settings.connections), Many(settings.connections)
+        self._many = Many(settings.connections)
+        # Apart, as looks wait for no blocks.
+        self._looks = anyio.Semaphore(settings.connections, fast_acquire=True)
         prefix, is_cluster = settings.prefix.encode(), settings.cluster
         self._name = functools.partial(name_of, prefix, is_cluster=is_cluster)
         self._ttl = settings.ttl
@@ -157,10 +158,10 @@ class RedisBackend(Backend):
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask for all heads at once."""
-        told = [[Presence.UNKNOWN] * len(keys)]
-        if keys and self._is_open:
-            await self._looks.run([keys], self._exists, told)
-        return told[0]
+        if not keys or not self._is_open:
+            return [Presence.UNKNOWN] * len(keys)
+        async with self._looks:
+            return await self._exists(keys)
 
     async def _exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         told = [Presence.UNKNOWN] * len(keys)
@@ -187,10 +188,10 @@ class RedisBackend(Backend):
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove heads and what parts they name."""
-        told = [[Verdict.UNAVAILABLE] * len(keys)]
-        if keys and self._is_open:
-            await self._looks.run([keys], self._delete, told)
-        return told[0]
+        if not keys or not self._is_open:
+            return [Verdict.UNAVAILABLE] * len(keys)
+        async with self._looks:
+            return await self._delete(keys)
 
     async def _delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         told = [Verdict.UNAVAILABLE] * len(keys)
@@ -253,7 +254,7 @@ class RedisBackend(Backend):
             ):
                 told[at] = answer
 
-        await self._many.run(calls, one, [None] * len(calls))
+        await self._many.run(calls, one)
         return told
 
     async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:

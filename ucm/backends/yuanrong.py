@@ -292,7 +292,7 @@ class YuanrongBackend(Backend):
 
         calls = [slice(at, at + most) for at in range(0, len(items), most)]
         if self._is_open:
-            await self._many.run(calls, one, [None] * len(calls))
+            await self._many.run(calls, one)
         return told
 
     async def _with_helper(self, ask: Callable[..., Any], some: Sequence[Any]) -> Any:  # noqa: ANN401
