@@ -170,7 +170,7 @@ class TestCancelled:
             group.cancel_scope.cancel()
         gate.open()
         assert await crew.aclose()
-        assert [(True, False)] == used
+        assert [(True, None)] == used
 
     async def test_caller_does_not_go_amid_a_copy(self):
         """While a thread copies to its memory, a cancelled call waits for the copy."""

@@ -168,9 +168,9 @@ class TestGate:
         """Behind it the memory is the caller's alone, whoever was just at it."""
         gate, copying, copied = Gate(), threading.Event(), threading.Event()
 
-        def copy() -> None:
+        def copy() -> bool:
             copying.set()
-            copied.wait(60.0)
+            return copied.wait(60.0)
 
         with futures.ThreadPoolExecutor(2) as pool:
             toucher = pool.submit(gate.touch, copy)
@@ -180,7 +180,7 @@ class TestGate:
             copied.set()
             assert toucher.result(60.0)
             leaver.result(60.0)
-        assert not gate.touch(copying.clear)
+        assert gate.touch(copying.is_set) is None
 
     def test_who_leaves_waits_for_a_native_copy(self, tmp_path, monkeypatch):
         """The same of threads that hold nothing of Python's."""

@@ -4,10 +4,13 @@
 import ctypes
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from ucm import native
 
 __all__ = ["Gate"]
+
+_T = TypeVar("_T")
 
 
 class Gate:
@@ -20,19 +23,18 @@ class Gate:
         self.words = (ctypes.c_int * 2)()
         """The same for ``native.c``, which waits for nothing of Python's."""
 
-    def touch(self, use: Callable[[], None]) -> bool:
-        """Use the caller's memory, for as long as a copy takes; False, unused, if it has gone."""
+    def touch(self, use: Callable[[], _T]) -> _T | None:
+        """Return what comes of using the caller's memory, as long as a copy takes; None if it has gone."""
         with self._idle:
             if self.is_left:
-                return False
+                return None
             self._num_touching += 1
         try:
-            use()
+            return use()
         finally:
             with self._idle:
                 self._num_touching -= 1
                 self._idle.notify_all()
-        return True
 
     def leave(self) -> None:
         """Let nobody use it any more; waits for those who just do, as long as a copy takes."""

@@ -229,13 +229,9 @@ class ObjectBackend(Backend):
             return GARBAGE if is_empty else _UNAVAILABLE
         if len(value) != nbytes:
             return GARBAGE
-        opened = [_UNAVAILABLE]
-
-        def fill() -> None:
-            opened[0] = Envelope.open(memoryview(value), key, target)
-
-        self._crew.gate.touch(fill)
-        return opened[0]
+        view = memoryview(value)
+        opened = self._crew.gate.touch(lambda: Envelope.open(view, key, target))
+        return opened or _UNAVAILABLE
 
     def _size_of(self, path: str) -> int | None:
         """Return how many bytes an object has; None: it is not there, or not known."""
@@ -249,18 +245,13 @@ class ObjectBackend(Backend):
         if len(block.data) > _LARGEST_BLOCK:
             return Verdict.FULL
         header = Envelope(block.key, len(block.data), block.checksum).encode()
-        copied: list[bytes] = []  # whoever waits may leave while it is sent
-
-        def copy() -> None:
-            copied.append(b"".join((header, block.data)))
-
-        if not self._crew.gate.touch(copy):
+        # A copy: whoever waits may leave while it is sent.
+        value = self._crew.gate.touch(lambda: b"".join((header, block.data)))
+        if value is None:
             return Verdict.UNAVAILABLE
         path = _path(block.key)
         try:
-            obstore.put(
-                self._store, path, copied[0], mode="create", use_multipart=False
-            )
+            obstore.put(self._store, path, value, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return Verdict.PRESENT
         except _ERRORS:
