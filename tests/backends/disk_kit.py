@@ -9,8 +9,19 @@ from pathlib import Path
 
 from ucm.backends.disk import DiskBackend, _drive
 from ucm.backends.disk._drive import BLOCKS
+from ucm.backends.disk._extent import Slot
+from ucm.backends.disk._slots import Slots
+from ucm.blocks import PackedKey
 
-__all__ = ["STAMP_BYTES", "Refused", "find", "keys_on", "open_disk", "write"]
+__all__ = [
+    "STAMP_BYTES",
+    "Refused",
+    "find",
+    "keys_on",
+    "open_disk",
+    "reserve",
+    "write",
+]
 
 STAMP_BYTES = 172
 _PAGE = 4096
@@ -20,6 +31,12 @@ async def open_disk(*paths, capacity=4 << 20, **settings):
     """Open a disk backend."""
     given = {"path": [str(path) for path in paths], "capacity": capacity, "threads": 4}
     return await DiskBackend.open_configured(given | settings, "tiers.0")
+
+
+def reserve(slots: Slots, key: PackedKey, nbytes: int) -> Slot | None:
+    """Return a slot of an index to write one block to."""
+    (slot,) = slots.reserve([(key, nbytes)])
+    return slot
 
 
 def find(path: Path, key: bytes) -> tuple[int, int, int] | None:

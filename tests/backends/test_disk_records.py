@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from tests.backends.disk_kit import reserve
 from ucm.backends.disk._index import Record
 from ucm.backends.disk._slots import Slots
 from ucm.backends.disk._stamp import PAGE, Geometry, Mark
@@ -19,7 +20,7 @@ class TestRecord:
     def test_extent_that_is_written_to_is_not_written_down(self):
         """Nor is one of which the drive has no mark yet: what is there is not what is known."""
         slots = Slots(GEOMETRY, 1, itertools.count(1).__next__)
-        slot = slots.reserve(KEYS[0], PAGE)
+        slot = reserve(slots, KEYS[0], PAGE)
         assert slots.next_changed(0) is None
         slots.commit(slot)
         assert slots.next_changed(1) is None

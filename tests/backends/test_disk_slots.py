@@ -6,6 +6,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.backends.disk_kit import reserve
 from ucm.backends.disk._slots import Slots
 from ucm.backends.disk._stamp import PAGE, Geometry
 from ucm.testing.store_blocks import make_keys
@@ -24,7 +25,7 @@ def make_slots():
 
 def put(slots, key, pages=1):
     """Write a block; return its slot."""
-    slot = slots.reserve(key, pages * PAGE)
+    slot = reserve(slots, key, pages * PAGE)
     slots.commit(slot)
     return slot
 
@@ -115,7 +116,7 @@ class TestAnything:
             busy = {k for one in writing for k in (one.key, one.previous[0])}
             is_free = slot is None and key not in busy
             if word == "reserve" and is_free:
-                new = slots.reserve(key, pages * PAGE)
+                new = reserve(slots, key, pages * PAGE)
                 writing += [new] if new else []
             elif word == "hold" and slot is not None:
                 slots.use(slot)
@@ -159,8 +160,8 @@ class TestRoom:
         slots = make_slots()
         for key in KEYS[:18]:
             slots.hold(put(slots, key))
-        assert None is slots.reserve(KEYS[20], PAGE)
-        assert None is slots.reserve(KEYS[20], 2 * PAGE)
+        assert None is reserve(slots, KEYS[20], PAGE)
+        assert None is reserve(slots, KEYS[20], 2 * PAGE)
         assert 18 == len(slots)
 
     def test_idle_extent_changes_its_size(self):
@@ -201,7 +202,7 @@ class TestRoom:
         assert {1} == {drive_of(slot) for slot in taken}
         assert kept == {key: slots.find(key) for key in kept}
         slots.refusing.add(1)
-        assert None is slots.reserve(KEYS[39], PAGE)
+        assert None is reserve(slots, KEYS[39], PAGE)
         slots.refusing.discard(0)
         assert 0 == drive_of(put(slots, KEYS[39]))
 
@@ -210,11 +211,11 @@ class TestRoom:
         slots = make_slots()
         for key in KEYS[:18]:
             put(slots, key)
-        slot = slots.reserve(KEYS[20], PAGE)
+        slot = reserve(slots, KEYS[20], PAGE)
         assert None is slots.find(KEYS[0])
         slots.abort(slot, is_refused=False)
         assert slot is slots.find(KEYS[0])
         assert 0 == slots.num_evicted
-        slot = slots.reserve(KEYS[20], PAGE)
+        slot = reserve(slots, KEYS[20], PAGE)
         slots.clear(slot, is_wiped=True)
         assert 17 == len(slots)

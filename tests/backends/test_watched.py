@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.agent.unruly import Unruly
-from tests.backends.disk_kit import open_disk
+from tests.backends.disk_kit import open_disk, reserve
 from tests.backends.test_disk_slots import ENDS, admit, end_writing, make_slots, remove
 from tests.backends.test_disk_slots import KEYS as SLOT_KEYS
 from tests.backends.test_memory import TestMemoryBackend as Memory
@@ -158,7 +158,7 @@ class TestDisk:
             key = SLOT_KEYS[at]
             there = slots.find(key)
             if what in ENDS and there is None:
-                end_writing(slots, slots.reserve(key, pages * 4096), what)
+                end_writing(slots, reserve(slots, key, pages * 4096), what)
             elif what not in ENDS and there is not None:
                 remove(slots, there, what)
             admit(slots, 1)

@@ -255,7 +255,7 @@ class DiskBackend(Backend):
         most = self._slots.geometry.max_block_bytes
         fitting = [block for block in blocks if block.data.nbytes <= most]
         wanted = [(block.key, block.data.nbytes) for block in fitting]
-        found = zip(self._slots.reserve_each(wanted), fitting, strict=True)
+        found = zip(self._slots.reserve(wanted), fitting, strict=True)
         pairs = [(slot, block) for slot, block in found if slot is not None]
         if len(pairs) < len(blocks):
             all_refuse = len(self._slots.refusing) == len(self._drives)

@@ -136,15 +136,8 @@ class Slots:
 
     # A write: reserved, then one of three ends.
 
-    def reserve(self, key: PackedKey, nbytes: int) -> Slot | None:
-        """Return a held slot to write a block to; None if all that would do are held or refuse."""
-        (slot,) = self.reserve_each([(key, nbytes)])
-        return slot
-
-    def reserve_each(
-        self, blocks: Iterable[tuple[PackedKey, int]]
-    ) -> list[Slot | None]:
-        """Do as ``reserve`` for many, of which none is there."""
+    def reserve(self, blocks: Iterable[tuple[PackedKey, int]]) -> list[Slot | None]:
+        """Return held slots for blocks that are not there; None where all that would do are held or refuse."""
         slots = []
         for key, nbytes in blocks:
             slot = self._find_room(pages_of(nbytes))
