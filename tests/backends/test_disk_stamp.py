@@ -6,10 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ucm.backends.disk._stamp import PAGE, Geometry, Mark, Stamp, pages_of
+from ucm.backends.disk._stamp import (
+    PAGE,
+    Geometry,
+    Mark,
+    Stamp,
+    pages_of,
+    stamps_of,
+)
 from ucm.backends.envelope import Envelope
 
 STAMP = Stamp(Envelope(b"key", 5000, 7), serial=3, place=8192, sequence=9, first=11)
+(STAMPED,) = stamps_of([STAMP.envelope.encode()], 3, [8192], [9], [11])
 MARK = Mark(3, 2)
 GEOMETRY = Geometry.fit(1 << 20)
 
@@ -20,7 +28,7 @@ class TestMarks:
         text = "55434d5801000000" + "0" * 15 + "3" + "0" * 15 + "2" + "93f2bbe274203c3d"
         assert text == MARK.encode()[:32].hex()
         assert bytes(PAGE - 32) == MARK.encode()[32:]
-        tail = STAMP.encode()[128:].hex()
+        tail = STAMPED[128:].hex()
         words = "".join(f"{number:016x}" for number in (3, 8192, 9, 11))
         assert "55434d53" + words + "35b7c6e066a1304b" == tail
 
@@ -34,7 +42,7 @@ class TestMarks:
     @pytest.mark.parametrize("at", range(172))
     def test_each_byte_counts(self, at):
         """A changed byte of a mark or a stamp makes it nobody's."""
-        stamp = bytearray(STAMP.encode().ljust(PAGE, b"\0"))
+        stamp = bytearray(STAMPED.ljust(PAGE, b"\0"))
         assert STAMP == Stamp.decode(memoryview(stamp))
         stamp[at] ^= 1
         assert None is Stamp.decode(memoryview(stamp))

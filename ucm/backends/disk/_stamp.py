@@ -149,15 +149,6 @@ class Stamp:
     sequence: int
     first: int
 
-    def encode(self) -> bytes:
-        """Return the bytes that the page begins with."""
-        (stamp,) = stamps_of(
-            [self.envelope.encode()],
-            self.serial,
-            *([self.place], [self.sequence], [self.first]),
-        )
-        return stamp
-
     @classmethod
     def decode(cls, page: memoryview) -> "Stamp | None":
         """Read a page; None for garbage, or where there is none."""
@@ -184,7 +175,7 @@ def stamps_of(
     sequences: Sequence[int],
     firsts: Sequence[int],
 ) -> list[bytes]:
-    """Return what ``Stamp.encode`` does for blocks of one extent, whose envelopes are given."""
+    """Return what pages begin with behind blocks of one extent, whose envelopes are given; see ``Stamp``."""
     magic, serials = map(itertools.repeat, (_STAMP_MAGIC, serial))
     told = map(_STAMP.pack, magic, serials, places, sequences, firsts)
     stamps = list(map(operator.add, headers, told))
