@@ -21,18 +21,22 @@ import msgspec
 
 from ucm.errors import ConfigError
 
-__all__ = ["claim", "give_name", "is_claimed", "lock", "path_error"]
+__all__ = ["Head", "claim", "give_name", "is_claimed", "lock", "path_error"]
 
-_M = TypeVar("_M", bound=msgspec.Struct)
 _MOST_TEXT = 1 << 16
 _TRIES, _PAUSE_S = 4, 0.05
 """To read a manifest that another machine may just have written."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 
 
-class _Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True):
+    """What every manifest says: whose directory it is, and how what is in it is to be read."""
+
     kind: str
     schema: int
+
+
+_M = TypeVar("_M", bound=Head)
 
 
 def path_error(key: str, path: Path, problem: str, remedy: str = "") -> ConfigError:
@@ -47,7 +51,7 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
     Args:
         path: The directory.
         name: Of its manifest, such as ``ucm-disk.json``.
-        mine: What a new one says; has fields ``kind`` and ``schema``.
+        mine: What a new one says.
         key: The setting that named the directory.
 
     Returns:
@@ -160,17 +164,16 @@ def _read(path: Path, mine: _M, key: str) -> _M:
 def _read_once(path: Path, mine: _M, key: str) -> _M:
     with path.open("rb") as file:
         text = file.read(_MOST_TEXT)
-    wanted = msgspec.convert(msgspec.to_builtins(mine), _Head)
-    head = msgspec.json.decode(text, type=_Head)
-    if head.kind == wanted.kind and head.schema != wanted.schema:
+    head = msgspec.json.decode(text, type=Head)
+    if head.kind == mine.kind and head.schema != mine.schema:
         raise path_error(
             key,
             path.parent,
-            f"another release made it: its schema is {head.schema}, not {wanted.schema}",
+            f"another release made it: its schema is {head.schema}, not {mine.schema}",
             "Use another directory, or remove this one.",
         )
     told = msgspec.json.decode(text, type=type(mine))
-    if head.kind != wanted.kind:
+    if head.kind != mine.kind:
         raise path_error(key, path.parent, f"its {path.name} is of a {head.kind!r}")
     return told
 

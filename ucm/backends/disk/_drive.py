@@ -27,10 +27,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
-import msgspec
 from xxhash import xxh3_64_intdigest
 
-from ucm.backends._places import claim, lock, path_error
+from ucm.backends._places import Head, claim, lock, path_error
 from ucm.backends.abc import Fetched, Sealed
 from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._index import INDEX, Entry, Index, Record
@@ -48,17 +47,10 @@ _SECTOR = 512  # of what ``stat`` counts, whatever the drive's are
 _EMPTY_PAGE = mmap.mmap(-1, PAGE)  # begins at a page, as direct I/O wants it
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(Head, frozen=True, forbid_unknown_fields=True):
     """What the manifest of a drive's directory says."""
 
-    kind: str
-    schema: int
     extent_bytes: int
-
-    @classmethod
-    def of(cls, extent_bytes: int) -> "Manifest":
-        """Describe a drive."""
-        return cls("ucm-disk", _SCHEMA, extent_bytes)
 
 
 @attrs.frozen
@@ -107,7 +99,8 @@ class Drive:
         self._marked: set[int] = set()  # extents; each has had a mark on the drive
         self.is_direct = False
         try:
-            told = claim(path, MANIFEST, Manifest.of(extent_bytes), key)
+            mine = Manifest("ucm-disk", _SCHEMA, extent_bytes)
+            told = claim(path, MANIFEST, mine, key)
         except OSError as exc:
             raise path_error(key, path, f"it cannot be used: {exc}") from exc
         self.extent_bytes = told.extent_bytes

@@ -30,12 +30,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 from xxhash import xxh3_64_hexdigest
 
 from ucm import native
 from ucm.backends._gate import Gate
-from ucm.backends._places import claim, path_error
+from ucm.backends._places import Head, claim, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
 from ucm.backends.envelope import GARBAGE, headers_of, judged
 from ucm.backends.files._reading import WRONG, Asked, find_reader
@@ -91,7 +90,7 @@ _NOT_READ = {
 _PRESENCES = {0: Presence.PRESENT, errno.ENOENT: Presence.ABSENT}
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(Head, frozen=True, forbid_unknown_fields=True):
     """What the manifest of a share's directory says."""
 
     kind: str = "ucm-files"
