@@ -170,18 +170,17 @@ class Share:
         errors = [came.error for came in answers]
         told = {} if self._is_gone(errors) else _NOT_READ
         done = [at for at, error in enumerate(errors) if not error]
-        ends = judged(
-            [answers[at].header for at in done],
-            [keys[at] for at in done],
-            list(map(len, [targets[at] for at in done])),
-            [answers[at].digest for at in done],
+        ends = iter(
+            judged(
+                [answers[at].header for at in done],
+                [keys[at] for at in done],
+                list(map(len, [targets[at] for at in done])),
+                [answers[at].digest for at in done],
+            )
         )
-        fetched = [
-            told.get(error, _UNAVAILABLE) if error else GARBAGE for error in errors
+        return [
+            told.get(error, _UNAVAILABLE) if error else next(ends) for error in errors
         ]
-        for at, end in zip(done, ends, strict=True):
-            fetched[at] = end
-        return fetched
 
     def write(self, blocks: Sequence[Sealed], gate: Gate) -> list[Verdict]:
         """
