@@ -11,6 +11,7 @@ Threading: ``run`` and ``aclose`` on the loop; all else that is not private, too
 
 import asyncio
 import contextlib
+import mmap
 import threading
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -20,10 +21,26 @@ import anyio
 
 from ucm.backends._gate import Gate
 
-__all__ = ["Crew", "Job"]
+__all__ = ["Crew", "Job", "Scratch"]
 
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
+
+
+class Scratch(threading.local):
+    """
+    Memory of a thread, from a page on, as much as it asked for at most.
+
+    A call that hangs may write to it whenever it likes.
+    """
+
+    _view = memoryview(b"")
+
+    def get(self, nbytes: int) -> memoryview:
+        """Return so much memory; what was in it is not cleared."""
+        if len(self._view) < nbytes:
+            self._view = memoryview(mmap.mmap(-1, nbytes))
+        return self._view[:nbytes]
 
 
 class _Batch(Generic[_Item, _T]):

@@ -21,7 +21,6 @@ import errno
 import mmap
 import os
 import random
-import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,6 +28,7 @@ from pathlib import Path
 import attrs
 from xxhash import xxh3_64_intdigest
 
+from ucm.backends._crew import Scratch
 from ucm.backends._places import Head, claim, lock, path_error
 from ucm.backends.abc import Fetched, Sealed
 from ucm.backends.disk._extent import Extent, Slot
@@ -65,18 +65,6 @@ class Scanned:
     """Stamps that were removed, as their block is no longer there."""
 
 
-class _Pages(threading.local):
-    """Memory of a thread that begins at a page and grows to the largest block asked for."""
-
-    memory: memoryview | None = None
-
-    def get(self, nbytes: int) -> memoryview:
-        """Return so much memory; what was in it is not cleared."""
-        if self.memory is None or len(self.memory) < nbytes:
-            self.memory = memoryview(mmap.mmap(-1, nbytes))
-        return self.memory[:nbytes]
-
-
 class Drive:
     """
     A drive that this process alone uses.
@@ -93,7 +81,7 @@ class Drive:
     def __init__(self, path: Path, extent_bytes: int, key: str) -> None:
         self._path = path
         self._key = key
-        self._pages = _Pages()
+        self._pages = Scratch()
         self._fd = -1
         self._index: Index | None = None
         self._marked: set[int] = set()  # extents; each has had a mark on the drive

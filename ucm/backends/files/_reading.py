@@ -16,7 +16,6 @@ import ctypes
 import errno
 import os
 import stat
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
@@ -24,6 +23,7 @@ import msgspec
 import numpy as np
 
 from ucm import native, xxh3
+from ucm.backends._crew import Scratch
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
 
@@ -82,23 +82,11 @@ class Reader(Protocol):
         """Return for each file 0 or the number of an error; follows no links."""
 
 
-class _Memory(threading.local):
-    """Memory of a thread, which a read that hangs may write to whenever it likes."""
-
-    view: memoryview = memoryview(bytearray())
-
-    def get(self, nbytes: int) -> memoryview:
-        """Return so much memory; what was in it is not cleared."""
-        if len(self.view) < nbytes:
-            self.view = memoryview(bytearray(nbytes))
-        return self.view[:nbytes]
-
-
 class PlainReader:
     """Makes each call from Python."""
 
     def __init__(self) -> None:
-        self._memory = _Memory()
+        self._memory = Scratch()
 
     def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
         """Read one after the other."""
@@ -157,7 +145,7 @@ class _NativeReader:
     def __init__(self, library: native.Native, digester: xxh3.Digester | None) -> None:
         self._library = library
         self._digester = None if digester is None else digester.addresses
-        self._memory = _Memory()
+        self._memory = Scratch()
 
     def read(self, asked: Sequence[Asked], gate: Gate) -> list[Came]:
         """Read all by one call."""
