@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.backends.envelope import HEADER_BYTES
+from ucm.native import addresses_of
 
-__all__ = ["Room", "address_of"]
+__all__ = ["Room"]
 
 
 class Room:
@@ -24,7 +25,7 @@ class Room:
         self._staged_bytes = staged_bytes
         self._step = HEADER_BYTES + staged_bytes
         self.memory = memoryview(bytearray(num_blocks * self._step))
-        self._first = address_of(self.memory)
+        (self._first,) = addresses_of([self.memory])
 
     def header(self, at: int) -> memoryview:
         """Return an envelope's place."""
@@ -39,7 +40,7 @@ class Room:
                 addresses.append([start])
                 lengths.append([HEADER_BYTES + len(one)])
             else:
-                addresses.append([start, address_of(one)])
+                addresses.append([start, *addresses_of([one])])
                 lengths.append([HEADER_BYTES, len(one)])
         return addresses, lengths
 
@@ -58,9 +59,3 @@ class Room:
             return None
         place = self.memory[at * self._step + HEADER_BYTES :][: len(data)]
         return np.frombuffer(place, np.uint8)
-
-
-def address_of(memory: memoryview) -> int:
-    """Return where memory begins."""
-    where: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
-    return where

@@ -33,7 +33,7 @@ import attrs
 
 from ucm.backends._crew import Crew, Job
 from ucm.backends._many import put_missing
-from ucm.backends._mooncake_room import Room, address_of
+from ucm.backends._mooncake_room import Room
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -46,6 +46,7 @@ from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
 from ucm.blocks import PackedKey
 from ucm.config import tell_native_code
 from ucm.errors import ConfigError
+from ucm.native import addresses_of
 from ucm.settings import field, read_enum, read_section, read_size
 
 __all__ = ["MooncakeBackend", "MooncakeSettings"]
@@ -360,7 +361,7 @@ def _import_client(timeout: float, key: str) -> Any:  # noqa: ANN401
 
 
 def _register(client: Any, memory: memoryview) -> None:  # noqa: ANN401
-    client.register_buffer(address_of(memory), len(memory))
+    client.register_buffer(*addresses_of([memory]), len(memory))
 
 
 def _failed(code: int, nbytes: int) -> Fetched:
