@@ -299,9 +299,9 @@ class TestHung:
         for _ in range(4):
             assert [wanted] == await call()
         hung = 1 if verb == "put" else 2  # and who tells that it was given up
-        assert (hung, hung) == (backend.num_hung, late.num_late)
+        assert (hung, hung) == (backend._crew.num_hung, late.num_late)
         mount.gate.open()
-        while backend.num_hung:
+        while backend._crew.num_hung:
             await anyio.lowlevel.checkpoint()
         assert bytearray(BLOCK) == target
         assert None is find(root, KEYS[1])

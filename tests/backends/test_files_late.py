@@ -36,7 +36,7 @@ async def test_block_that_is_put_when_its_caller_is_gone_is_counted(
         await anyio.to_thread.run_sync(gate.wait_reached)
         tasks.cancel_scope.cancel()
     gate.open()
-    while backend.num_hung:
+    while backend._crew.num_hung:
         await anyio.lowlevel.checkpoint()
     assert [Verdict.DONE] == await put(backend, KEYS[2])
     stats, seen = await backend.stats(), open_ledger(tmp_path / "share").look()

@@ -342,9 +342,9 @@ class TestGate:
         mount.before = lambda name: gate() if name == "writev" else None
         late = DeadlineBackend(backend, 0.05)
         assert [Verdict.UNAVAILABLE] * 2 == await put(late, *KEYS[:2])
-        assert 0 < backend.num_hung
+        assert 0 < backend._crew.num_hung
         gate.open()
-        while backend.num_hung:
+        while backend._crew.num_hung:
             await anyio.lowlevel.checkpoint()
         assert [None, None] == [find(root, key) for key in KEYS[:2]]
         assert [Verdict.DONE] == await put(backend, KEYS[2])

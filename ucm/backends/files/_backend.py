@@ -196,11 +196,6 @@ class FilesBackend(Backend):
             verifies=True,
         )
 
-    @property
-    def num_hung(self) -> int:
-        """Threads that hang in the mount, whose callers have gone."""
-        return self._crew.num_hung
-
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask the mount for each."""
         parts = self._parts([0] * len(keys))
