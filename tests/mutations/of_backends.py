@@ -73,8 +73,8 @@ BACKENDS = (
         name="unknown_is_no_bad_answer",
         why="A server that is down costs every request its deadline, for ever.",
         file=_WRAP,
-        find="_BLAMED = (Presence.UNKNOWN, ",
-        replace="_BLAMED = (",
+        find="    if unknown in told:",
+        replace="    if unknown in told and unknown is not Presence.UNKNOWN:",
         killers=(f"{_CIRCUIT}::test_backend_that_fails_is_not_asked_for_a_while",),
     ),
     Mutant(
@@ -105,8 +105,8 @@ BACKENDS = (
         name="late_call_is_a_miss",
         why="What a slow backend has is not asked for, and computed by everybody (R-51).",
         file=_WRAP,
-        find="return [Presence.UNKNOWN] * len(keys) if told is None else told",
-        replace="return [Presence.ABSENT] * len(keys) if told is None else told",
+        find="self._ask(ask, Presence.UNKNOWN, len(keys))",
+        replace="self._ask(ask, Presence.ABSENT, len(keys))",
         killers=(
             "tests/backends/test_wrap.py::TestDeadline::test_call_ends_at_its_deadline",
         ),

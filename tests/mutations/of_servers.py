@@ -174,8 +174,8 @@ SERVERS = (
         name="word_for_away_reaches_callers",
         why="R-51: nobody above a breaker knows it, and blocks of it are dropped as broken.",
         file=_WRAP,
-        find="    return [words.get(each, each) for each in told]\n",
-        replace="    return told if words else told\n",
+        find="        if away in told:\n",
+        replace="        if not told:\n",
         killers=(f"{_CIRCUIT}::test_servers_that_are_away_open_no_circuit",),
     ),
     Mutant(

@@ -278,8 +278,8 @@ TIERS = (
         name="tier_that_takes_nothing_not_read",
         why="A server that is read-only costs all hits of what it has.",
         file=_WRAP,
-        find="        if not is_write:\n            return _told(await self._reads",
-        replace="        if True:\n            return _told(await self._reads",
+        find="        if not is_write:\n            told = await self._reads",
+        replace="        if True:\n            told = await self._reads",
         killers=(f"{_CIRCUIT}::test_backend_that_takes_nothing_is_read",),
     ),
     Mutant(

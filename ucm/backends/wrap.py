@@ -9,8 +9,9 @@ few deadlines, then nothing, and is tried again by itself::
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar, Unpack
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar, Unpack
 
 import anyio
 
@@ -30,9 +31,13 @@ from ucm.blocks import PackedKey
 __all__ = ["BreakerBackend", "DeadlineBackend", "WrapperBackend"]
 
 _T = TypeVar("_T")
-_BLAMED = (Presence.UNKNOWN, Verdict.UNAVAILABLE, Fetched(Verdict.UNAVAILABLE))
-_AWAY = (Presence.AWAY, Verdict.AWAY, Fetched(Verdict.AWAY))
-"""What a backend counts by itself; callers are told the others, in this order."""
+_Call: TypeAlias = Callable[[], Awaitable[list[_T]]]
+_AWAY: Mapping[object, object] = {
+    Presence.UNKNOWN: Presence.AWAY,
+    Verdict.UNAVAILABLE: Verdict.AWAY,
+    Fetched(Verdict.UNAVAILABLE): Fetched(Verdict.AWAY),
+}
+"""By what callers are told where no answer came, what stands for it where a backend counts that itself."""
 
 
 class WrapperBackend(Backend):
@@ -119,42 +124,41 @@ class _GuardedBackend(WrapperBackend):
         self._last_stats = BackendStats()
 
     async def _ask(
-        self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
-    ) -> list[_T] | None:
-        """Return the inner backend's answers; None: nothing is known."""
+        self, call: _Call[_T], unknown: _T, count: int, *, is_write: bool = False
+    ) -> list[_T]:
+        """Return the inner backend's answers, *count* of them; *unknown* where none came."""
         raise NotImplementedError
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask; unknown where no answer came."""
-        told = await self._ask(lambda: self.inner.exists(keys))
-        return [Presence.UNKNOWN] * len(keys) if told is None else told
+        ask = lambda: self.inner.exists(keys)
+        return await self._ask(ask, Presence.UNKNOWN, len(keys))
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Ask; unavailable where no answer came."""
-        told = await self._ask(lambda: self.inner.get(keys, targets))
-        return [Fetched(Verdict.UNAVAILABLE)] * len(keys) if told is None else told
+        ask = lambda: self.inner.get(keys, targets)
+        return await self._ask(ask, Fetched(Verdict.UNAVAILABLE), len(keys))
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Ask; unavailable where no answer came, though it may have been done."""
-        told = await self._ask(lambda: self.inner.put(blocks), is_write=True)
-        return [Verdict.UNAVAILABLE] * len(blocks) if told is None else told
+        ask = lambda: self.inner.put(blocks)
+        return await self._ask(ask, Verdict.UNAVAILABLE, len(blocks), is_write=True)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Ask; unavailable where no answer came, though it may have been done."""
-        told = await self._ask(lambda: self.inner.delete(keys), is_write=True)
-        return [Verdict.UNAVAILABLE] * len(keys) if told is None else told
+        ask = lambda: self.inner.delete(keys)
+        return await self._ask(ask, Verdict.UNAVAILABLE, len(keys), is_write=True)
 
     async def stats(self) -> BackendStats:
         """Ask; as they were last told where no answer came."""
 
-        async def ask() -> list[BackendStats]:
+        async def ask() -> list[BackendStats | None]:
             return [await self.inner.stats()]
 
-        told = await self._ask(ask)
-        if told is not None:
-            (self._last_stats,) = told
+        (told,) = await self._ask(ask, None, 1)
+        self._last_stats = told or self._last_stats
         return self._last_stats
 
 
@@ -175,12 +179,12 @@ class DeadlineBackend(_GuardedBackend):
         self.num_late = 0
 
     async def _ask(
-        self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
-    ) -> list[_T] | None:
-        told = None
+        self, call: _Call[_T], unknown: _T, count: int, *, is_write: bool = False
+    ) -> list[_T]:
+        told = [unknown] * count
         with self._in_time():
             told = await call()
-        return told  # noqa: RET504 - None if the deadline came
+        return told  # noqa: RET504 - as it was if the deadline came
 
     async def register(self, memory: Sequence[memoryview]) -> None:
         """Forward."""
@@ -257,33 +261,29 @@ class BreakerBackend(_GuardedBackend):
         return max(self._reads.wait_s, self._writes.wait_s)
 
     async def _ask(
-        self, call: Callable[[], Awaitable[list[_T]]], *, is_write: bool = False
-    ) -> list[_T] | None:
+        self, call: _Call[_T], unknown: _T, count: int, *, is_write: bool = False
+    ) -> list[_T]:
+        told: list[_T] | None = None
+        find = partial(_find, unknown)
         if not is_write:
-            return _told(await self._reads.ask(call, _find))
-        if self._reads.wait_s > 0:
+            told = await self._reads.ask(call, find)
+        elif self._reads.wait_s > 0:
             self._writes.num_skipped += 1
-            return None
-        with self._reads.under_way():  # what hangs in a put hangs in a get
-            return _told(await self._writes.ask(call, _find))
-
-
-def _find(told: Sequence[object]) -> bool | None:
-    """Return whether a call was bad; None: nobody was asked who could have answered."""
-    if _has(told, _BLAMED):
-        return True
-    is_vain = _has(told, _AWAY) and all(each in _AWAY for each in told)
-    return None if is_vain else False
-
-
-def _has(told: Sequence[object], words: Sequence[object]) -> bool:
-    """Return whether there is one of these; in no line of Python for each that is told."""
-    return any(word in told for word in words)
-
-
-def _told(told: list[_T] | None) -> list[_T] | None:
-    """Return what callers are told."""
-    if told is None or not _has(told, _AWAY):
+        else:
+            with self._reads.under_way():  # what hangs in a put hangs in a get
+                told = await self._writes.ask(call, find)
+        if told is None:
+            return [unknown] * count
+        away = _AWAY.get(unknown)
+        if away in told:
+            return [unknown if each == away else each for each in told]
         return told
-    words: dict[Any, Any] = dict(zip(_AWAY, _BLAMED, strict=True))
-    return [words.get(each, each) for each in told]
+
+
+def _find(unknown: object, told: Sequence[object]) -> bool | None:
+    """Return whether a call was bad; None: nobody was asked who could have answered."""
+    if unknown in told:
+        return True
+    away = _AWAY.get(unknown)
+    is_vain = away in told and all(each == away for each in told)
+    return None if is_vain else False
