@@ -114,39 +114,30 @@ class Connection:
 
         Who goes is noticed by who reads, or by who tells it something, whoever is first.
         """
-        try:
-            with anyio.fail_after(_HELLO_S):
-                first = await self._receive()
-            if isinstance(first, GetStatus):
-                await self._send(Status(await self._tell_status()))
-                return ""
-            core = await self._greet(first)
-        except MessageError as exc:
-            return str(exc)
-        except _GONE:
-            return ""
-        if core is None:
-            return ""
-        self.is_engine = True
         problem = ""
         try:
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                problem = await self._converse(core, tasks)
-                tasks.cancel_scope.cancel()
+            async with anyio.create_task_group() as self._tasks:
+                try:
+                    await self._converse(self._tasks)
+                except MessageError as exc:
+                    problem = str(exc)
+                except _GONE:
+                    pass
+                self._tasks.cancel_scope.cancel()
         finally:
             if self._reader is not None:
                 self._ledger().close(self._reader)
         return problem
 
-    async def _converse(self, core: AgentCore, tasks: TaskGroup) -> str:
-        try:
+    async def _converse(self, tasks: TaskGroup) -> None:
+        with anyio.fail_after(_HELLO_S):
+            first = await self._receive()
+        if isinstance(first, GetStatus):
+            await self._send(Status(await self._tell_status()))
+        elif (core := await self._greet(first)) is not None:
+            self.is_engine = True
             while True:
                 await self._obey(await self._receive(), core, tasks)
-        except MessageError as exc:
-            return str(exc)
-        except _GONE:
-            return ""
 
     async def _greet(self, first: ToAgent) -> AgentCore | None:
         if not isinstance(first, Hello):
