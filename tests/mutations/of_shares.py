@@ -167,4 +167,14 @@ SHARES = (
             "tests/backends/test_files_late.py::test_block_that_is_put_when_its_caller_is_gone_is_counted",
         ),
     ),
+    Mutant(
+        name="containers_share_a_name",
+        why="R-63: agents that start together in two containers are one writer to each other, and overfill the share.",
+        file="ucm/backends/files/_share.py",
+        find='where += os.readlink("/proc/self/ns/pid")',
+        replace='where += ""',
+        killers=(
+            "tests/backends/test_files_names.py::test_processes_of_two_containers_have_two_names",
+        ),
+    ),
 )

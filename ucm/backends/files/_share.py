@@ -9,9 +9,9 @@ Contents::
     writing/NAME      a block that somebody writes; gets its name among blocks at the end
     room/             how much there is; see ``_ledger``
 
-A name below ``writing`` is never used twice: boot id, process, its start, a number. The last
-step is a rename or a link that leaves what is there, and of two writers tells the later one so;
-where a file system has neither it is a rename that puts equal bytes in place of equal bytes.
+A name below ``writing`` is never used twice: boot and container, process, its start, a number.
+The last step is a rename or a link that leaves what is there, and of two writers tells the later
+one so; where a file system has neither it is a rename that puts equal bytes in place of equal bytes.
 
 Ages are taken from the share's own clock, by looking at a file that was just written.
 
@@ -30,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xxhash import xxh3_64_hexdigest
+from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
 
 from ucm import native
 from ucm.backends._gate import Gate
@@ -352,9 +352,15 @@ class Share:
 
 
 def _identity(pid: int) -> str:
-    """Name a process of this machine for ever: boot, id and when it was started."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
-    return f"{boot}.{pid}.{_started(pid)}"
+    """
+    Name a process for ever: boot and container as one word, id and when it was started.
+
+    In containers of one machine that start together processes have the same ids.
+    """
+    where = Path("/proc/sys/kernel/random/boot_id").read_text()
+    with contextlib.suppress(OSError):  # of a kernel that has no containers
+        where += os.readlink("/proc/self/ns/pid")
+    return f"{xxh3_128_hexdigest(where.encode())}.{pid}.{_started(pid)}"
 
 
 def _started(pid: int) -> str:
@@ -366,6 +372,6 @@ def _started(pid: int) -> str:
 
 
 def _is_alive(owner: str) -> bool:
-    """Return whether a name is that of a process of this machine that still runs."""
+    """Return whether a name is that of a process that still runs, of this machine and container."""
     pid = owner.split(".")[1:2]
     return bool(pid) and pid[0].isdecimal() and _identity(int(pid[0])) == owner
