@@ -24,6 +24,7 @@ import enum
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
@@ -31,6 +32,7 @@ import anyio
 import anyio.to_thread
 import attrs
 
+from ucm.backends._address import read_server
 from ucm.backends._crew import Crew, Job
 from ucm.backends._many import put_missing
 from ucm.backends._mooncake_room import Room
@@ -70,6 +72,7 @@ _DELETED = {0: Verdict.DONE, _NOT_THERE: Verdict.ABSENT}
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
+_read_address = partial(read_server, whose="master", example="10.0.0.1:50051")
 
 
 class _Protocol(enum.Enum):
@@ -82,17 +85,6 @@ class _Protocol(enum.Enum):
 
 def _read_protocol(key: str, value: object) -> object:
     return read_enum(key, value, _Protocol)
-
-
-def _read_address(key: str, value: object) -> str:
-    """Read the address of a server, whose port is a number."""
-    text = value if isinstance(value, str) else ""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            key, value, "no address of a master", "Give one such as 10.0.0.1:50051."
-        )
-    return text
 
 
 @attrs.frozen(kw_only=True)

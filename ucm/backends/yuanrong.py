@@ -18,6 +18,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -26,6 +27,7 @@ import anyio.to_thread
 import attrs
 
 from ucm.backends import _yuanrong_client
+from ucm.backends._address import read_server
 from ucm.backends._many import Many, put_missing
 from ucm.backends.abc import (
     Backend,
@@ -55,17 +57,7 @@ _LOST: Final = (OSError, ValueError, EOFError, ImportError)
 """What a process that has ended, or is about to, looks like."""
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
-
-
-def _read_address(key: str, value: object) -> str:
-    """Read the address of a worker, whose port is a number."""
-    text = value if isinstance(value, str) else ""
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(
-            key, value, "no address of a worker", "Give one such as 10.0.0.1:31501."
-        )
-    return text
+_read_address = partial(read_server, whose="worker", example="10.0.0.1:31501")
 
 
 def _read_prefix(key: str, value: object) -> str:
