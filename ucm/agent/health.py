@@ -161,16 +161,12 @@ class AgentHealth:
     ) -> set[tuple[str, str]]:
         """Return what metrics call servers of which the first ones are named."""
         found: set[tuple[str, str]] = set()
-        for name in names:
+        for name in (*names, *[_OTHERS] * (count > len(names))):
             server = medium, name.replace("|", "_")[-_LONGEST_NAME:]
-            has_room = len(self._servers) < _MOST_SERVERS
-            found.add(
-                server if has_room or server in self._servers else (medium, _OTHERS)
-            )
-            self._servers |= found
-        if count > len(names):
-            found.add((medium, _OTHERS))
-        self._servers |= found
+            if server not in self._servers and len(self._servers) >= _MOST_SERVERS:
+                server = medium, _OTHERS
+            self._servers.add(server)
+            found.add(server)
         return found
 
 
