@@ -232,7 +232,7 @@ class FilesBackend(Backend):
             middle = len(blocks) // 2
             first = await self.put(blocks[:middle])
             return first + await self.put(blocks[middle:])
-        most = self.capabilities.max_block_bytes
+        most = self._settings.max_block_bytes
         if max(sizes) > HEADER_BYTES + most:
             fitting = [block for block in blocks if len(block.data) <= most]
             ends = iter(await self.put(fitting))
