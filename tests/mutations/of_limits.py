@@ -162,7 +162,7 @@ LIMITS = (
         name="seen_once_spilled",
         why="R-56: a drive wears for what never comes back, against its setting.",
         file="ucm/agent/spill.py",
-        find="not (self._admitter.takes_all or self._admitter.admits(key))",
+        find="not (self.admitter.takes_all or self.admitter.admits(key))",
         replace="False",
         killers=(f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so",),
     ),

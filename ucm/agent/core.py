@@ -15,7 +15,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 import anyio
@@ -38,6 +38,7 @@ from ucm.stores.abc import Cursor, Store
 __all__ = ["AgentCore", "Forgetting"]
 
 _FIRST: Final = itemgetter(0)
+_HAS_MUCH: Final = attrgetter("has_much")
 _POLL_S: Final = 0.05
 _MOST_FAILED: Final = 10
 """Looks at the changes of a slab in a row; who cannot look so often has lost it."""
@@ -193,7 +194,7 @@ class AgentCore:
 
     def _why_absent(self, key: PackedKey, tiers: Sequence[int]) -> Reason:
         """Return why none of these tiers has a block: one that took it may have lost it."""
-        refused = [self.spillers[number].refused(key) for number in tiers]
+        refused = [self.spillers[number].admitter.refused(key) for number in tiers]
         return Reason.ADMISSION if refused and all(refused) else Reason.ABSENT
 
     async def drain(self) -> None:
@@ -224,7 +225,7 @@ class AgentCore:
         """
         is_all, num_begun = False, 0
         while not is_all:
-            while num_begun == 1 and is_patient and any(map(_has_much, self.spillers)):  # noqa: ASYNC110 - no event
+            while num_begun == 1 and is_patient and any(map(_HAS_MUCH, self.spillers)):  # noqa: ASYNC110 - no event
                 await anyio.sleep(_POLL_S)
             async with self._reading:
                 found = await self._call(lambda: self.store.changes(self._cursor))
@@ -239,8 +240,3 @@ class AgentCore:
                             spiller.offer(changes)
                         else:
                             spiller.withdraw([change.key for change in changes])
-
-
-def _has_much(spiller: Spiller) -> bool:
-    """Return whether the backlog of a tier that takes blocks has no room for another page."""
-    return spiller.is_served and spiller.is_half_full

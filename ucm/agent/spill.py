@@ -88,7 +88,7 @@ class Spiller:
         self._can = backend.capabilities
         self._call = call
         self._most_waiting = most_waiting
-        self._admitter = Admitter(rule)
+        self.admitter = Admitter(rule)
         self._waiting = Backlog(most_waiting)
         self._again: dict[PackedKey, int] = {}
         """What a tier that is not served gave no answer for; it comes behind all that waits."""
@@ -111,9 +111,9 @@ class Spiller:
         return sum(map(len, self._moving.values()))
 
     @property
-    def is_half_full(self) -> bool:
-        """Whether half of the room for the backlog is taken."""
-        return 2 * self.num_waiting > self._most_waiting
+    def has_much(self) -> bool:
+        """Whether its tier takes blocks, and there is no room for another page of them."""
+        return self.is_served and 2 * self.num_waiting > self._most_waiting
 
     @property
     def is_idle(self) -> bool:
@@ -146,7 +146,7 @@ class Spiller:
                 self.counts.skipped += 1
             elif each.nbytes > self._can.max_block_bytes:
                 self.counts.dropped[Reason.STORE_FULL] += 1
-            elif not (self._admitter.takes_all or self._admitter.admits(key)):
+            elif not (self.admitter.takes_all or self.admitter.admits(key)):
                 self.counts.dropped[Reason.ADMISSION] += 1
             else:
                 taken[key] = each
@@ -170,9 +170,9 @@ class Spiller:
 
     def withdraw(self, keys: Sequence[PackedKey]) -> None:
         """Drop blocks that the slab no longer has."""
-        if not self._admitter.takes_all:
+        if not self.admitter.takes_all:
             for key in keys:
-                self._admitter.removed(key)
+                self.admitter.removed(key)
         self._brought.difference_update(keys)
         if self.num_waiting and (num_left := sum(map(self._leaves, keys))):
             self.counts.dropped[Reason.EVICTED] += num_left
@@ -188,10 +188,6 @@ class Spiller:
             self._brought.clear()  # it costs questions, no more
         self._brought.update(keys[: self._most_waiting])
         self._brought -= left
-
-    def refused(self, key: PackedKey) -> bool:
-        """Return whether the tier did not take a block, as far as is remembered."""
-        return self._admitter.refused(key)
 
     async def forget(
         self, keys: Sequence[PackedKey], taken: set[PackedKey], seconds: float
