@@ -282,7 +282,7 @@ class TestBudget:
                     tasks.start_soon(core.fetch, late)
                     await anyio.sleep(1.0)
                     core.drop(first)
-                    flights = list(core.fetcher._register.by_key.values())
+                    flights = list(core.fetcher.register.by_key.values())
                     groups = {each.group for each in flights}
                     await core.fetcher._flights.leave(late, groups, flights)
                 return late.reason, core.fetcher._budget.left

@@ -225,8 +225,8 @@ class TestKeptOut:
         async def run():
             async with open_core(slab, Unruly()) as core:
                 with pytest.raises(LookupError):
-                    async with core.fetcher.keep_out(KEYS):
+                    async with core.fetcher.register.keep_out(KEYS):
                         raise LookupError
-                return dict(core.fetcher._register.kept_out)
+                return dict(core.fetcher.register.kept_out)
 
         assert {} == run_virtual(run)

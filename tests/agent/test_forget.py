@@ -194,7 +194,7 @@ class TestTiers:
                 t.start_soon(count)
                 await anyio.lowlevel.checkpoint()
                 seen = [len(turns)]
-                async with core.fetcher.keep_out(KEYS):
+                async with core.fetcher.register.keep_out(KEYS):
                     seen.append(len(turns))
                 seen.append(len(turns))
                 await core.spillers[0].forget(KEYS, set(), 1.0)
@@ -344,7 +344,7 @@ class TestFlights:
                 backend.deletes.set()
                 for each in begun:
                     await each.over.wait()
-                assert {} == core.fetcher._register.kept_out
+                assert {} == core.fetcher.register.kept_out
                 await lay(backend, KEYS[:4])
                 again = want_of(KEYS[:4])
                 await core.fetch(again)

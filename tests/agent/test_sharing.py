@@ -170,8 +170,8 @@ class TestTurns:
             async with anyio.create_task_group() as first:
                 first.start_soon(core.fetch, asking())
                 await anyio.sleep(0.1)
-                async with core.fetcher.keep_out(MANY):
-                    flights = core.fetcher._register.by_key.values()
+                async with core.fetcher.register.keep_out(MANY):
+                    flights = core.fetcher.register.by_key.values()
                     assert all(flight.is_kept_out for flight in flights)
                 first.cancel_scope.cancel()
             await anyio.sleep(0.1)

@@ -155,7 +155,7 @@ class AgentCore:
                 forgetting.left.discard(number)
 
         try:
-            async with self.fetcher.keep_out(keys):
+            async with self.fetcher.register.keep_out(keys):
                 for at in range(0, len(keys), _FORGOTTEN_AT_ONCE):
                     landed = keys[at : at + _FORGOTTEN_AT_ONCE]
                     with contextlib.suppress(StoreUnavailableError):

@@ -14,7 +14,6 @@ may be asked for, and lands nowhere.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Final
 
@@ -69,9 +68,9 @@ class Fetcher:
         self._tiers = tiers
         self._budget = budget
         self._why_absent = why_absent
-        self._register = Register(self.counts, brought)
+        self.register = Register(self.counts, brought)
         self._flights = Flights(
-            self._slab, tiers, budget, self.counts, self._register, why_absent
+            self._slab, tiers, budget, self.counts, self.register, why_absent
         )
         self._joining = anyio.Lock(fast_acquire=True)
         self._tasks: TaskGroup | None = None
@@ -79,7 +78,7 @@ class Fetcher:
     @property
     def num_open(self) -> int:
         """Flights that have not ended."""
-        return len(self._register.by_key)
+        return len(self.register.by_key)
 
     def told(self) -> dict[str, object]:
         """Return the counts as plain values."""
@@ -117,10 +116,6 @@ class Fetcher:
         want.is_over = True
         self._budget.release(want.num_slots, want.tenant)
         want.num_slots = 0
-
-    def keep_out(self, keys: Sequence[PackedKey]) -> AbstractAsyncContextManager[None]:
-        """Have nothing of these blocks, distinct ones, land that is on its way by the end of this."""
-        return self._register.keep_out(keys)
 
     async def _bring(self, want: Want) -> Reason:
         """
@@ -195,7 +190,7 @@ class Fetcher:
         async with self._joining:
             async for some in Parts(zip(want.keys, want.sizes, there, strict=True)):
                 sizes = {key: nbytes for key, nbytes, is_there in some if not is_there}
-                joined = self._register.join(want, sizes, own)
+                joined = self.register.join(want, sizes, own)
                 groups |= dict.fromkeys([flight.group for flight in joined])
                 of = dict(zip(sizes, joined, strict=True))
                 flights += [of.get(key) for key, _, _ in some]
