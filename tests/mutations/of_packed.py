@@ -42,7 +42,7 @@ PACKED = (
         name="urgent_want_waits_where_a_lesser_one_stands",
         why="R-58: a request whose blocks a batch job wants as well waits as long as that job.",
         file="ucm/agent/register.py",
-        find="turn.move_on(want.priority)",
+        find="turn.room.move_on(turn.place, want.priority)",
         replace="pass",
         killers=(
             (

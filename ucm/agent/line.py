@@ -88,10 +88,6 @@ class Turn(Generic[_Waits]):
         """Whether any of them is."""
         return any(flight.wants for flight in self.flights)
 
-    def move_on(self, priority: int) -> None:
-        """Come as early as who wants them now as well."""
-        self.room.move_on(self.place, priority)
-
     async def comes(self, count: int) -> bool:
         """Wait for so much room; return whether it came before nobody wanted them any more."""
         for flight in self.flights:

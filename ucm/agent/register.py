@@ -72,7 +72,7 @@ class Register:
         # That of who wants it less, maybe.
         for alike in (map(_TURN, joined), map(_TURN, map(_GROUP, joined))):
             for turn in dict.fromkeys(filter(None, alike)):
-                turn.move_on(want.priority)
+                turn.room.move_on(turn.place, want.priority)
         self._begin(want, new, own)
         self._counts.joined += len(joined)
         return list(map(self.by_key.__getitem__, names))
