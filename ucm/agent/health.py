@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from ucm.reasons import Reason
 __all__ = ["AgentHealth"]
 
 _REASONS: Final = frozenset(Reason)
+_MEDIUM: Final = attrgetter("medium")
 _FORGOTTEN: Final = (Reason.NONE, Reason.KEPT)
 """Behind others the agent has not begun to have blocks forgotten."""
 _UNFORGOTTEN: Final = "ucm_unforgotten_parts_total"
@@ -129,9 +131,8 @@ class AgentHealth:
             self._counters.add(_UNFORGOTTEN, count, tier=name)
 
     def _take(self, told: _Told, *, is_there: bool) -> None:
-        for medium, tiers in itertools.groupby(
-            sorted(told.tiers, key=_medium), key=_medium
-        ):
+        by_medium = sorted(told.tiers, key=_MEDIUM)
+        for medium, tiers in itertools.groupby(by_medium, _MEDIUM):
             is_up = is_there and not any(tier.silent for tier in tiers)
             self._counters.set("ucm_tier_up", int(is_up), tier=medium)
         self._take_servers(told.tiers)
@@ -168,10 +169,6 @@ class AgentHealth:
             self._servers.add(server)
             found.add(server)
         return found
-
-
-def _medium(tier: _Tier) -> str:
-    return tier.medium
 
 
 def _totals_of(told: _Told) -> Counter[str]:
