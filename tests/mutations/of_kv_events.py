@@ -28,8 +28,8 @@ KV_EVENTS = (
         name="ledger_overflow_unseen",
         why="A router that was slow for a while is sent to blocks that are gone.",
         file=_LEDGER,
-        find="        if start < 0:\n            return None\n",
-        replace="        start = max(0, start)\n",
+        find="        if left > len(self._changes):\n            return None\n",
+        replace="        left = min(left, len(self._changes))\n",
         killers=(f"{_FOLLOWS}::test_who_was_too_slow_is_told_what_there_is",),
     ),
     Mutant(

@@ -244,10 +244,11 @@ class Ledger:
 
     def since(self, sequence: int) -> list[_Change] | None:
         """Return some changes from a number on; None: they are no longer known."""
-        start = sequence - (self.num_changes - len(self._changes))
-        if start < 0:
+        left = self.num_changes - sequence
+        if left > len(self._changes):
             return None
-        return list(itertools.islice(self._changes, start, start + AT_ONCE))
+        newest = reversed(self._changes)  # most readers are near the end
+        return list(itertools.islice(newest, max(0, left - AT_ONCE), left))[::-1]
 
     def entry(self, change: _Change) -> Entry:
         """Return what is told of a change."""
