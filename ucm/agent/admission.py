@@ -9,6 +9,7 @@ either gives). What is listed anew, because a reader was left behind, has not co
 """
 
 import enum
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, cast
 
@@ -57,8 +58,9 @@ class Admitter:
         self.takes_all = rule is Admission.ALL
         """Nothing is ever refused, and nobody need ask of any block."""
         self._most_keys = most_keys
-        self._is_gone: dict[PackedKey, bool] = {}
-        """By block that was not taken, whether the slab has lost it since."""
+        self._is_gone: OrderedDict[PackedKey, bool] = OrderedDict()
+        """By block that was not taken, whether the slab has lost it since; a dict would look for
+        its oldest one behind all that are gone."""
 
     def admits(self, key: PackedKey) -> bool:
         """Return whether a block that is stored is taken; one that is not is remembered."""
@@ -69,7 +71,7 @@ class Admitter:
             return True
         self._is_gone[key] = False
         if len(self._is_gone) > self._most_keys:
-            del self._is_gone[next(iter(self._is_gone))]
+            self._is_gone.popitem(last=False)
         return False
 
     def removed(self, key: PackedKey) -> None:
