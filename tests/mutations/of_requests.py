@@ -41,7 +41,7 @@ REQUESTS = (
         name="first_of_a_request_is_not_counted",
         why="R-52: a request has a block more than it has time for.",
         file=_REDIS,
-        find="                nbytes = size(item)\n",
+        find="                nbytes = size\n",
         replace="                nbytes = 0\n",
         killers=(f"{_PUTS}[sizes1-shares1]", f"{_GETS}[sizes5-shares5]"),
     ),

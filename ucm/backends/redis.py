@@ -179,12 +179,13 @@ class RedisBackend(Backend):
         """Ask for heads and parts at once, some blocks at a time."""
         told = [_UNAVAILABLE] * len(keys)
         pairs = list(zip(keys, targets, strict=True))
-        return await self._in_calls(pairs, lambda pair: len(pair[1]), self._get, told)
+        return await self._in_calls(pairs, list(map(len, targets)), self._get, told)
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write parts, then heads, some blocks at a time."""
         told = [Verdict.UNAVAILABLE] * len(blocks)
-        return await self._in_calls(blocks, lambda one: len(one.data), self._put, told)
+        sizes = [len(block.data) for block in blocks]
+        return await self._in_calls(blocks, sizes, self._put, told)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove heads and what parts they name."""
@@ -232,32 +233,31 @@ class RedisBackend(Backend):
     async def _in_calls(
         self,
         items: Sequence[Any],
-        size: Callable[[Any], int],
-        ask: Callable[[list[Any]], Awaitable[list[Any]]],
+        sizes: Sequence[int],
+        ask: Callable[[Sequence[Any]], Awaitable[list[Any]]],
         told: list[Any],
     ) -> list[Any]:
         """Ask for as many items at a time as one request may carry."""
         if not self._is_open:
             return told
-        calls: list[list[int]] = []
+        starts: list[int] = []
         nbytes = _CALL_BYTES + 1  # also where the first has none
-        for at, item in enumerate(items):
-            nbytes += size(item)
+        for at, size in enumerate(sizes):
+            nbytes += size
             if nbytes > _CALL_BYTES:
-                calls.append([])
-                nbytes = size(item)
-            calls[-1].append(at)
+                starts.append(at)
+                nbytes = size
 
-        async def one(call: list[int]) -> None:
-            for at, answer in zip(
-                call, await ask([items[at] for at in call]), strict=True
-            ):
-                told[at] = answer
+        async def one(call: slice) -> None:
+            told[call] = await ask(items[call])
 
+        calls = list(map(slice, starts, [*starts[1:], len(items)]))
         await self._many.run(calls, one)
         return told
 
-    async def _get(self, pairs: list[tuple[PackedKey, memoryview]]) -> list[Fetched]:
+    async def _get(
+        self, pairs: Sequence[tuple[PackedKey, memoryview]]
+    ) -> list[Fetched]:
         told = await self._read(pairs, [_is_whole(len(target)) for _, target in pairs])
         halves = [at for at, one in enumerate(told) if one is None]
         if halves:  # of an earlier release, or written meanwhile
@@ -292,7 +292,7 @@ class RedisBackend(Backend):
             for (key, _), (head, sizes) in zip(pairs, reads, strict=True)
         ]
 
-    async def _put(self, blocks: list[Sealed]) -> list[Verdict]:
+    async def _put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         told = [
             Verdict.DONE if len(block.data) <= _LARGEST_BLOCK else Verdict.FULL
             for block in blocks
@@ -310,7 +310,7 @@ class RedisBackend(Backend):
             told[at] = Verdict.PRESENT if answer is None else _written(answer)
         return told
 
-    async def _put_parts(self, blocks: list[Sealed], told: list[Verdict]) -> None:
+    async def _put_parts(self, blocks: Sequence[Sealed], told: list[Verdict]) -> None:
         """Write the parts of those that have some; *told* has what became of the others."""
         large = [
             at
