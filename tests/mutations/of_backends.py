@@ -301,8 +301,8 @@ BACKENDS = (
         name="value_written_over",
         why="Two machines put different bytes under one key, and a reader gets some of each.",
         file=_REDIS,
-        find='self._set(key, 0, value, b"NX")',
-        replace="self._set(key, 0, value)",
+        find='self._set(block.key, 0, value, b"NX")',
+        replace="self._set(block.key, 0, value)",
         killers=(
             "tests/backends/test_redis.py::TestRedisBackend::test_block_that_is_there_stays",
         ),

@@ -27,7 +27,7 @@ from functools import partial
 import attrs
 from xxhash import xxh3_64_intdigest
 
-from ucm.backends.abc import Fetched, Verdict
+from ucm.backends.abc import Fetched, Sealed, Verdict
 from ucm.blocks import PackedKey
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "LEAST_CAPACITY",
     "MAX_KEY_BYTES",
     "Envelope",
+    "headers_for",
     "headers_of",
     "judged",
 ]
@@ -136,6 +137,15 @@ def headers_of(
     fields = list(map(_FIELDS.pack, *told))
     checks = map(_CHECK.pack, map(xxh3_64_intdigest, fields))
     return list(map(operator.add, fields, checks))
+
+
+def headers_for(blocks: Sequence[Sealed]) -> list[bytes]:
+    """Do as ``headers_of`` for blocks that are to be put."""
+    return headers_of(
+        [block.key for block in blocks],
+        [len(block.data) for block in blocks],
+        [block.checksum for block in blocks],
+    )
 
 
 def judged(

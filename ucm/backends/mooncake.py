@@ -44,7 +44,7 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope, headers_for
 from ucm.blocks import PackedKey
 from ucm.config import tell_native_code
 from ucm.errors import ConfigError
@@ -311,10 +311,9 @@ class MooncakeBackend(Backend):
     def _put(self, client: Any, blocks: Sequence[Sealed]) -> list[Verdict]:  # noqa: ANN401
         room = self._rooms.get()
         try:
-            for at, one in enumerate(blocks):
-                envelope = Envelope(one.key, len(one.data), one.checksum)
-                room.header(at)[:] = envelope.encode()
-                room.stage(at, one.data)
+            for at, header in enumerate(headers_for(blocks)):
+                room.header(at)[:] = header
+                room.stage(at, blocks[at].data)
             codes = client.batch_put_from_multi_buffers(
                 [self._name(one.key) for one in blocks],
                 *room.parts([one.data for one in blocks]),

@@ -42,7 +42,7 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope, headers_for
 from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
 from ucm.settings import read_section
@@ -299,12 +299,12 @@ class RedisBackend(Backend):
         ]
         await self._put_parts(blocks, told)
         heads = [at for at, end in enumerate(told) if end is Verdict.DONE]
+        mine = [blocks[at] for at in heads]
         commands = []
-        for at in heads:
-            key, data = blocks[at].key, blocks[at].data
-            header = Envelope(key, len(data), blocks[at].checksum).encode()
-            value = (header, data) if _is_whole(len(data)) else (header,)
-            commands.append(self._set(key, 0, value, b"NX"))
+        for block, header in zip(mine, headers_for(mine), strict=True):
+            is_whole = _is_whole(len(block.data))
+            value = (header, block.data) if is_whole else (header,)
+            commands.append(self._set(block.key, 0, value, b"NX"))
         answers = await self._servers.ask(commands, are_writes=True)
         for at, answer in zip(heads, answers, strict=True):
             told[at] = Verdict.PRESENT if answer is None else _written(answer)

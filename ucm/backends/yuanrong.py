@@ -37,7 +37,7 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.envelope import HEADER_BYTES, MAX_KEY_BYTES, Envelope
+from ucm.backends.envelope import HEADER_BYTES, MAX_KEY_BYTES, Envelope, headers_for
 from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
 from ucm.settings import field, read_section
@@ -263,8 +263,8 @@ class YuanrongBackend(Backend):
     async def _put(self, helper: _Helper, blocks: Sequence[Sealed]) -> list[Verdict]:
         sizes = [HEADER_BYTES + len(one.data) for one in blocks]
         pieces: list[bytes | memoryview] = []
-        for one in blocks:
-            pieces += Envelope(one.key, len(one.data), one.checksum).encode(), one.data
+        for header, one in zip(headers_for(blocks), blocks, strict=True):
+            pieces += header, one.data
         names = self._names([one.key for one in blocks])
         await helper.send(["put", names, sizes], pieces)
         return [Verdict(word) for word in await helper.told()]

@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 from ucm.backends.abc import Fetched, Sealed, Verdict
 from ucm.backends.disk._extent import Slot
 from ucm.backends.disk._stamp import PAGE, checksums_in, stamps_of
-from ucm.backends.envelope import GARBAGE, headers_of
+from ucm.backends.envelope import GARBAGE, headers_for
 
 __all__ = ["cut_runs", "judged_by", "stamps_for", "tell_each"]
 
@@ -66,12 +66,7 @@ def stamps_for(
     run: Sequence[tuple[Slot, Sealed]], firsts: Sequence[memoryview]
 ) -> list[bytes]:
     """Return the page of each stamp of slots side by side, of which the first pages are given."""
-    blocks = [block for _, block in run]
-    headers = headers_of(
-        [block.key for block in blocks],
-        [block.data.nbytes for block in blocks],
-        [block.checksum for block in blocks],
-    )
+    headers = headers_for([block for _, block in run])
     stamps = stamps_of(
         *(headers, run[0][0].extent.mark.serial),
         [slot.place for slot, _ in run],
