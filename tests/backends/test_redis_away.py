@@ -170,7 +170,8 @@ async def test_tier_of_which_a_server_is_away_is_no_silent_tier(tmp_path):
         assert breaker.is_open
         assert sorted(place.names) == sorted(breaker.away)
         servers[0].start()
-        while ABSENT not in await breaker.exists(KEYS):
+        # Amid its start it may answer some of a call, which is a bad one then.
+        while ABSENT not in await breaker.exists(KEYS) or told[-1]:
             place.now += 40.0
         assert (0.0, place.names[1:]) == (told[-1], breaker.away)
         assert [Presence.UNKNOWN] == await breaker.exists([place.second])
