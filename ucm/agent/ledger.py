@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 import anyio
-import attrs
+import msgspec
 
 from ucm.agent.protocol import Entry
 from ucm.blocks import PackedKey, block_of
@@ -41,8 +41,7 @@ _LISTED_SHARE: Final = 8
 """Of a listing's batch one part in so many lists, whatever changes meanwhile."""
 
 
-@attrs.define
-class _Change:
+class _Change(msgspec.Struct, frozen=True):
     """What has happened, and to which block."""
 
     medium: int

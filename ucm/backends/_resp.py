@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import TypeAlias
 
-import attrs
+import msgspec
 from redis.exceptions import ResponseError
 
 __all__ = ["Answer", "Answers", "Bulk", "Command", "Word", "encoded"]
@@ -24,8 +24,7 @@ Word: TypeAlias = "bytes | tuple[bytes | memoryview, ...]"
 """Of a command, in one piece or several."""
 
 
-@attrs.frozen
-class Bulk:
+class Bulk(msgspec.Struct, frozen=True):
     """
     A value that has come, and is where its command wanted it.
 
@@ -40,8 +39,7 @@ Answer: TypeAlias = "Bulk | bytes | int | ResponseError | None"
 """A value, a status, a number, an error, or that there is no such value."""
 
 
-@attrs.frozen
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """
     What is asked.
 
