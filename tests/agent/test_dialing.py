@@ -12,6 +12,7 @@ import pytest
 
 from ucm.agent.dialing import dial
 from ucm.agent.protocol import SOCKET_NAME
+from ucm.errors import MessageError
 
 LIMIT_S = 60.0
 
@@ -55,3 +56,15 @@ def test_connection_ends_with_its_process_whatever_that_has_forked(
         os.close(goes_on)
         assert 0 == os.waitpid(child, 0)[1]
         os.close(is_over)
+
+
+def test_agent_of_another_user_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever else could make a socket there could say which blocks are in the slab."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / SOCKET_NAME))
+        listener.listen()
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with pytest.raises(MessageError, match="another user"):
+            asyncio.run(dial(tmp_path))

@@ -61,6 +61,16 @@ FAULTS = (
         killers=(f"{_REFRESH}::test_every_agent_is_counted_that_was_there",),
     ),
     Mutant(
+        name="agent_of_another_user",
+        why="Who can make a socket in a slab's directory says to engines what is in the slab.",
+        file="ucm/agent/dialing.py",
+        find="if peer_uid(own) != os.geteuid():",
+        replace="if False:",
+        killers=(
+            "tests/agent/test_dialing.py::test_agent_of_another_user_is_not_believed",
+        ),
+    ),
+    Mutant(
         name="agent_that_does_not_say_which_it_is",
         why="All agents are one to who meets them.",
         file="ucm/agent/connection.py",
