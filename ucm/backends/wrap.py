@@ -37,7 +37,7 @@ _AWAY: Mapping[object, object] = {
     Verdict.UNAVAILABLE: Verdict.AWAY,
     Fetched(Verdict.UNAVAILABLE): Fetched(Verdict.AWAY),
 }
-"""By what callers are told where no answer came, what stands for it where a backend counts that itself."""
+"""What a backend says of a server that it counts by itself, by what callers are told in its place."""
 
 
 class WrapperBackend(Backend):
