@@ -72,15 +72,13 @@ class _Tier:
         """
         asked: list[PackedKey] = []
         lacked: list[PackedKey] = []
-        is_gap = False
         async for some in Parts(keys):
-            if is_gap:
-                continue
-            if is_along:
-                is_gap = self._cut_at_gap(some)
+            is_gap = is_along and self._cut_at_gap(some)
             asked += (new := [key for key in some if key not in self.told])
             untold.update(new)
             lacked += [key for key in some if key not in self.has]
+            if is_gap:
+                break
         return asked, lacked
 
     def _cut_at_gap(self, keys: list[PackedKey]) -> bool:
