@@ -79,9 +79,9 @@ MOONCAKE = (
     Mutant(
         name="mooncake_asks_behind_its_end",
         why="A verb behind the end crashes the agent.",
-        file=_FILE,
-        find="return self._client if self._is_open else None",
-        replace="return self._client",
+        file="ucm/backends/_crew.py",
+        find="        if not items or self._is_closing:\n",
+        replace="        if not items:\n",
         killers=(f"{_CONTRACT}::test_closed_backend_answers_that_it_does_not",),
     ),
     Mutant(

@@ -243,7 +243,7 @@ class MooncakeBackend(Backend):
             if self._joining is None or self._joining.is_over:
                 self._joining = self._crew.start(self._join)
             await self._joining.wait()
-        return self._client if self._is_open else None
+        return self._client
 
     def _join(self) -> Any:  # noqa: ANN401
         client, read = self._native.MooncakeDistributedStore(), self._settings
