@@ -16,6 +16,9 @@ from benchmarks.lives_side import SCHEDULER, WARM, WORKER, Engine, make_setup
 from ucm.stores.slab import _opened
 from ucm.stores.slab._locks import FileLock
 
+MOST = {"match": 24, "allocated": 21, "finished": 22}
+"""Calls of a life in each hook that it comes to once."""
+
 
 def test_life_of_a_request_is_so_many_calls(tmp_path: Path) -> None:
     """R-18: look-up, load, plans and end of a request among 256 that decode: calls of functions, whose
@@ -28,8 +31,10 @@ def test_life_of_a_request_is_so_many_calls(tmp_path: Path) -> None:
     engine.half.close()
     lives = engine.lives - before
     assert 60 == lives
-    calls = sum(engine.meter.calls[part] for part in SCHEDULER) / lives
-    assert calls <= 134
+    calls = {part: engine.meter.calls[part] / lives for part in SCHEDULER}
+    assert MOST == {part: max(most, calls[part]) for part, most in MOST.items()}
+    # Reports come in more or fewer steps, as the machine has time.
+    assert sum(calls.values()) <= 134
 
 
 @contextmanager
