@@ -144,7 +144,7 @@ class UnreliableStore(FaultStore):
         # What rots behind the checksum's back, in the middle of a copy, nobody sees.
         if not self._reading and dice.random() < faults.odds.damage:
             key = dice.choice(keys)
-            if super().contains([key])[0]:
+            if super().contains([key])[0] and not self._reading:  # others ran meanwhile
                 faults.done["damage"] += 1
                 self._flip(key)
         lease = super().read(keys)
