@@ -39,3 +39,19 @@ def test_question_that_comes_behind_the_end_has_an_answer():
     with pytest.raises(PipelineClosedError, match="closed meanwhile"):
         late.result()
     assert late.is_done
+
+
+def test_question_to_a_store_that_hangs_has_an_answer_behind_the_close():
+    """Who asks just behind a close that waited for a store in vain does not wait for it, too."""
+    asking, gate = Questions(threading.Lock(), SYSTEM), Gate()
+    asking.start()
+    first = asking.ask(gate)
+    gate.wait_reached()
+    assert not asking.close(0.0)
+    late = asking.ask(lambda: 7)
+    assert first.is_done
+    assert late.is_done
+    with pytest.raises(PipelineClosedError, match="closed meanwhile"):
+        late.result()
+    gate.open()
+    assert asking.close(60.0)

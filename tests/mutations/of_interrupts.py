@@ -34,6 +34,19 @@ INTERRUPTS = (
         ),
     ),
     Mutant(
+        name="late_question_waits_for_a_store_that_hangs",
+        why="Whoever asks while another thread closes waits as long as the store hangs.",
+        file="ucm/cache/questions.py",
+        find="        if self._is_over:  # perhaps",
+        replace="        if False:  # perhaps",
+        killers=(
+            (
+                "tests/cache/test_questions.py::"
+                "test_question_to_a_store_that_hangs_has_an_answer_behind_the_close"
+            ),
+        ),
+    ),
+    Mutant(
         name="interrupted_load_goes_on",
         why="It writes to blocks that the host has given to somebody else.",
         file=_SYNC,

@@ -284,7 +284,6 @@ LOAD = (
                 "tests/test_layerwise_gaps.py::TestSlots::"
                 "test_slots_of_a_copied_row_are_given_back_when_the_loop_dies"
             ),
-            "tests/cache/test_questions.py::test_question_that_comes_behind_the_end_has_an_answer",
         ),
     ),
     Mutant(

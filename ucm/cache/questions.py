@@ -50,7 +50,7 @@ class Questions:
         self._lock = lock
         self._thread = CopyThread("ucm-ask", lambda _: None, threads)
         self._asked: dict[Pending[object], None] = {}
-        self._is_closing = False
+        self._is_closing = self._is_over = False
         self.why_closed = "the cache is closed"
         """To whoever asks once it is."""
 
@@ -84,8 +84,7 @@ class Questions:
 
         def died(answer: Pending[_T], error: WorkerDiedError) -> None:
             self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
-            why = "the cache was closed meanwhile"
-            answer.end(None, PipelineClosedError(why) if self._is_closing else error)
+            answer.end(None, _closed() if self._is_closing else error)
 
         is_put = False
         try:
@@ -95,6 +94,8 @@ class Questions:
         finally:
             if not is_put:  # who asks was interrupted
                 self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
+        if self._is_over:  # perhaps since just now, and a store that hangs ends nothing
+            answer.end(None, _closed())
         return answer
 
     def close(self, timeout: float) -> bool:
@@ -107,9 +108,14 @@ class Questions:
         self._is_closing = True
         self._thread.stop()
         is_over = self._thread.join(timeout)
+        self._is_over = True
         for answer in list(self._asked):
-            answer.end(None, PipelineClosedError("the cache was closed meanwhile"))
+            answer.end(None, _closed())
         return is_over
+
+
+def _closed() -> PipelineClosedError:
+    return PipelineClosedError("the cache was closed meanwhile")
 
 
 def _unavailable(error: Exception) -> StoreUnavailableError:
