@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings that are bounded by one another, or by who has to keep to them."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.test_config import refused
 from ucm.agent.protocol import LONGEST_S
-from ucm.config import QueueConfig, UCMConfig
+from ucm.config import LogConfig, QueueConfig, StoreConfig, UCMConfig
 from ucm.configuration.schema import schema
 from ucm.errors import ConfigError
 
@@ -50,6 +52,14 @@ def test_path_that_nobody_means_is_refused(section, name, path, told):
     error = refused({section: {name: path}})
     assert (f"{section}.{name}", path) == (error.key, error.value)
     assert told in error.problem
+
+
+def test_host_may_give_a_path_as_one():
+    """A ``Path`` in a section that a host makes itself is taken, and refused, as its text is."""
+    assert Path("/dev/shm/slab") == StoreConfig(path=Path("/dev/shm/slab")).path
+    assert Path("/var/log") == LogConfig(directory=Path("/var/log")).directory
+    with pytest.raises(ConfigError, match="~ is a directory"):
+        StoreConfig(path=Path("~/slab"))
 
 
 @pytest.mark.parametrize(

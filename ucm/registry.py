@@ -5,7 +5,12 @@ from importlib.metadata import entry_points
 
 from ucm.errors import ConfigError
 
-__all__ = ["load_class", "registered"]
+__all__ = ["how_to_install", "load_class", "registered"]
+
+
+def how_to_install(extra: str) -> str:
+    """Return what installs the packages of an extra; by name it would be another project's."""
+    return f"Run in a copy of ucm's repository: pip install '.[{extra}]'."
 
 
 def registered(group: str) -> list[str]:
@@ -35,7 +40,7 @@ def load_class(group: str, name: str, key: str) -> type:
                 key,
                 name,
                 f"cannot be imported ({exc})",
-                f"Run: pip install 'ucm[{name}]'.",
+                how_to_install(name),
             ) from exc
         if not isinstance(loaded, type):
             raise ConfigError(key, name, "is not a class", "Mend its entry point.")

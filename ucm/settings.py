@@ -248,8 +248,8 @@ def read_enum(key: str, value: object, hint: type[enum.Enum]) -> enum.Enum:
 
 
 def check_path(key: str, value: str) -> None:
-    """Refuse what would become a place that nobody means: no shell has read it."""
-    if not value or value[0] == "~":
+    """Refuse what would become a place that nobody means: no shell has read it; a host may give a ``Path``."""
+    if not value or str(value)[0] == "~":
         problem = "~ is a directory of that name here" if value else "is empty"
         raise ConfigError(key, value, problem, "Give the whole path, or leave it out.")
 

@@ -290,7 +290,7 @@ class TestSettings:
     async def test_missing_client_says_what_to_install(self, monkeypatch):
         """The wheel and the system's library are named."""
         monkeypatch.setitem(sys.modules, "mooncake.store", None)
-        with pytest.raises(ConfigError, match=r"ucm\[mooncake\].*libibverbs1"):
+        with pytest.raises(ConfigError, match=r"\.\[mooncake\].*libibverbs1"):
             await MooncakeBackend.open_configured({}, "tiers.0")
 
 

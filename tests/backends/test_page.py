@@ -34,4 +34,4 @@ class TestPage:
         text = PAGE.read_text(encoding="utf-8")
         clients = {"mooncake", "object", "redis", "yuanrong"}
         assert clients <= set(extras)
-        assert clients == set(re.findall(r"'ucm\[(\w+)\]'", text))
+        assert clients == set(re.findall(r"'\.\[(\w+)\]'", text))

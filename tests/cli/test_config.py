@@ -16,7 +16,7 @@ from ucm.configuration.schema import schema
 from ucm.configuration.sources import ENGINE, flat
 from ucm.doctor.tiers import _CLIENTS
 from ucm.errors import ConfigError
-from ucm.registry import load_class, registered
+from ucm.registry import how_to_install, load_class, registered
 
 ROOT = Path(__file__).parents[2]
 SERVE = ROOT / "examples" / "serve.yaml"
@@ -187,7 +187,7 @@ class TestCheck:
         path = file(json.dumps({"tiers": [{"type": backend}]}), "ucm.json")
         found = call("config", "check", "--file", path)
         assert (2, True) == (found.code, found.is_tidy())
-        assert f"named '{module}'). Run: pip install 'ucm[{backend}]'" in found.err
+        assert f"named '{module}'). {how_to_install(backend)}" in found.err
 
     @pytest.mark.parametrize("backend", registered("ucm.backends"))
     def test_settings_of_each_backend_are_read(self, file, backend):

@@ -345,7 +345,7 @@ DOCTOR = (
         name="path_of_nothing",
         why="X-09: a variable that is set to nothing has the slab where the engine was started.",
         file="ucm/settings.py",
-        find='    if not value or value[0] == "~":\n',
+        find='    if not value or str(value)[0] == "~":\n',
         replace="    if False:\n",
         killers=(
             "tests/test_config_bounds.py::test_path_that_nobody_means_is_refused",

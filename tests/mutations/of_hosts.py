@@ -179,4 +179,22 @@ HOSTS = (
             "tests/cache/test_opening.py::TestRefusals::test_argument_of_another_kind_is_named",
         ),
     ),
+    Mutant(
+        name="path_that_is_no_text",
+        why="X-09: a host's own section with a path ended in an error of Python's.",
+        file="ucm/settings.py",
+        find="or str(value)[0] ==",
+        replace="or value[0] ==",
+        killers=("tests/test_config_bounds.py::test_host_may_give_a_path_as_one",),
+    ),
+    Mutant(
+        name="extra_by_name",
+        why="By its name the package is another project's.",
+        file="ucm/registry.py",
+        find="pip install '.[{extra}]'",
+        replace="pip install 'ucm[{extra}]'",
+        killers=(
+            "tests/test_registry.py::TestLoadClass::test_missing_package_is_named_with_the_extra_to_install",
+        ),
+    ),
 )

@@ -49,6 +49,7 @@ from ucm.blocks import PackedKey
 from ucm.config import tell_native_code
 from ucm.errors import ConfigError
 from ucm.native import addresses_of
+from ucm.registry import how_to_install
 from ucm.settings import field, read_enum, read_section, read_size
 
 __all__ = ["MooncakeBackend", "MooncakeSettings"]
@@ -347,7 +348,7 @@ def _import_client(timeout: float, key: str) -> Any:  # noqa: ANN401
             key,
             "mooncake",
             f"its client cannot be imported ({exc})",
-            "Run: pip install 'ucm[mooncake]'; it needs the system's libibverbs1.",
+            f"{how_to_install('mooncake')} It needs the system's libibverbs1.",
         ) from exc
 
 

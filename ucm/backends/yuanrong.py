@@ -40,6 +40,7 @@ from ucm.backends.abc import (
 from ucm.backends.envelope import HEADER_BYTES, MAX_KEY_BYTES, Envelope, headers_for
 from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
+from ucm.registry import how_to_install
 from ucm.settings import field, read_section
 
 __all__ = ["YuanrongBackend", "YuanrongSettings"]
@@ -179,7 +180,7 @@ class YuanrongBackend(Backend):
                 f"{key}.type",
                 "yuanrong",
                 f"its client cannot be imported ({problem})",
-                "Run: pip install 'ucm[yuanrong]'.",
+                how_to_install("yuanrong"),
             )
         return backend
 

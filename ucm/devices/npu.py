@@ -29,6 +29,7 @@ from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.driver import Direction, Driver, Event, Stream
 from ucm.errors import ConfigError, DeviceError
 from ucm.plan import CopyBatch
+from ucm.registry import how_to_install
 
 __all__ = ["NpuDevice", "NpuDriver"]
 
@@ -291,7 +292,7 @@ def _import_torch_npu(index: int) -> ModuleType:
             "device",
             value,
             f"torch_npu cannot be used ({exc})",
-            "Install ucm[npu] and CANN, and source CANN's set_env.sh.",
+            f"{how_to_install('npu')} Install CANN, and source its set_env.sh.",
         ) from exc
     if index not in range(count):
         raise ConfigError(

@@ -29,7 +29,7 @@ from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
 from ucm.doctor.findings import Finding, fine, refused, warning, wrong
 from ucm.doctor.place import within
 from ucm.errors import ConfigError
-from ucm.registry import load_class
+from ucm.registry import how_to_install, load_class
 from ucm.settings import read_section, size_text
 from ucm.stores.slab import mount_of
 
@@ -168,8 +168,7 @@ def _check_client(kind: str, key: str) -> None:
         is_there = False
     if not is_there:
         problem = f"cannot be imported (No module named {module!r})"
-        remedy = f"Run: pip install 'ucm[{kind}]'."
-        raise ConfigError(f"{key}.type", kind, problem, remedy)
+        raise ConfigError(f"{key}.type", kind, problem, how_to_install(kind))
 
 
 def _check_holds(settings: Mapping[str, object], key: str, nbytes: int) -> None:
