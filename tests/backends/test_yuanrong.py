@@ -167,7 +167,7 @@ class TestSettings:
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("raise ImportError('no client')")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        with pytest.raises(ConfigError, match=r"no client.*ucm\[yuanrong\]"):
+        with pytest.raises(ConfigError, match=r"no client.*\.\[yuanrong\]"):
             await YuanrongBackend.open_configured({}, "tiers.0")
 
     async def test_process_that_ends_at_once_is_told(self, monkeypatch, tmp_path):
