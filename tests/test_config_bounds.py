@@ -7,9 +7,12 @@ import pytest
 
 from tests.test_config import refused
 from ucm.agent.protocol import LONGEST_S
+from ucm.backends.disk._backend import DiskSettings
+from ucm.backends.files._backend import FilesSettings
 from ucm.config import LogConfig, QueueConfig, StoreConfig, UCMConfig
 from ucm.configuration.schema import schema
 from ucm.errors import ConfigError
+from ucm.settings import read_section
 
 
 def test_longest_fetch_is_named():
@@ -52,6 +55,16 @@ def test_path_that_nobody_means_is_refused(section, name, path, told):
     error = refused({section: {name: path}})
     assert (f"{section}.{name}", path) == (error.key, error.value)
     assert told in error.problem
+
+
+@pytest.mark.parametrize(
+    ("section", "path"), [(FilesSettings, "~/cold"), (DiskSettings, ["/a", "~/cold"])]
+)
+def test_tier_below_a_directory_called_home_is_refused(section, path):
+    """X-09: blocks that are to last would lie where the agent happened to be started."""
+    with pytest.raises(ConfigError, match="~ is a directory") as caught:
+        read_section(section, {"path": path}, "tiers.0.")
+    assert ("tiers.0.path", "~/cold") == (caught.value.key, caught.value.value)
 
 
 def test_host_may_give_a_path_as_one():

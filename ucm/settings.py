@@ -251,7 +251,7 @@ def check_path(key: str, value: str) -> None:
     """Refuse what would become a place that nobody means: no shell has read it; a host may give a ``Path``."""
     if not value or str(value)[0] == "~":
         problem = "~ is a directory of that name here" if value else "is empty"
-        raise ConfigError(key, value, problem, "Give the whole path, or leave it out.")
+        raise ConfigError(key, value, problem, "Give the whole path.")
 
 
 def check_list(key: str, value: str, if_empty: str, remedy: str) -> None:

@@ -197,4 +197,24 @@ HOSTS = (
             "tests/test_registry.py::TestLoadClass::test_missing_package_is_named_with_the_extra_to_install",
         ),
     ),
+    Mutant(
+        name="tier_files_below_a_directory_called_home",
+        why="X-09: blocks that are to last lie where the agent happened to be started.",
+        file="ucm/backends/files/_backend.py",
+        find="check_path(key, value)",
+        replace="pass",
+        killers=(
+            "tests/test_config_bounds.py::test_tier_below_a_directory_called_home_is_refused",
+        ),
+    ),
+    Mutant(
+        name="tier_disk_below_a_directory_called_home",
+        why="X-09: blocks that are to last lie where the agent happened to be started.",
+        file="ucm/backends/disk/_backend.py",
+        find="check_path(key, one)",
+        replace="pass",
+        killers=(
+            "tests/test_config_bounds.py::test_tier_below_a_directory_called_home_is_refused",
+        ),
+    ),
 )

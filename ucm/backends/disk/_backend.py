@@ -39,7 +39,7 @@ from ucm.backends.envelope import GARBAGE
 from ucm.blocks import PackedKey
 from ucm.config import Durability
 from ucm.errors import ConfigError
-from ucm.settings import field, read_section, read_size
+from ucm.settings import check_path, field, read_section, read_size
 
 __all__ = ["DiskBackend", "DiskSettings"]
 
@@ -56,6 +56,8 @@ def _read_paths(key: str, value: object) -> tuple[Path, ...]:
     if isinstance(paths, list) and paths and all(isinstance(one, str) for one in paths):
         found = tuple(Path(one).absolute() for one in paths)
         if all(paths) and len(set(found)) == len(found):
+            for one in paths:
+                check_path(key, one)
             return found
     raise ConfigError(
         key, value, "no directory", "Give one, or a list of several, one on each drive."

@@ -36,7 +36,7 @@ from ucm.backends.files._share import Share
 from ucm.blocks import PackedKey
 from ucm.config import Durability
 from ucm.errors import ConfigError
-from ucm.settings import field, read_section, read_size
+from ucm.settings import check_path, field, read_section, read_size
 
 __all__ = ["FilesBackend", "FilesSettings"]
 
@@ -53,6 +53,7 @@ _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 
 def _read_path(key: str, value: object) -> Path | None:
     if isinstance(value, str) and value and "\0" not in value:
+        check_path(key, value)
         with contextlib.suppress(UnicodeEncodeError):  # no file can have such a name
             path = Path(value).absolute()
             if len(os.fsencode(path)) <= _LONGEST_PATH:
