@@ -202,4 +202,4 @@ class TestTrouble:
 
         with leaving_nothing(host):
             run(loop, main)
-        assert 1 == host.plan.calls["match"]
+        assert host.plan.calls["match"] <= 1  # none, where the deadline came first
