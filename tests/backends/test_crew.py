@@ -79,6 +79,60 @@ class TestRun:
         await crew.aclose()
 
 
+class TestRoom:
+    async def test_items_come_behind_those_that_fill_the_room(self):
+        """Threads are free, and what has no bytes passes by: who came first goes first."""
+        crew, gate, begun = Crew(6, "crew", most_bytes=8), Gate(), []
+
+        def work(item):
+            begun.append(item)
+            if item == "first":
+                gate()
+
+        async def run(name, nbytes):
+            await crew.run([name] * 2, work, [None] * 2, nbytes=nbytes)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, "first", 4)
+            await reached(gate)
+            group.start_soon(run, "second", 1)
+            await crew.run(["other"] * 100, work, [None] * 100)
+            early = list(begun)
+            gate.open()
+        assert "second" not in early
+        assert 2 == begun.count("second")
+        assert await crew.aclose()
+
+    async def test_larger_item_goes_by_itself(self):
+        """One of more than there is room for finds its turn like any other."""
+        crew, lock, together = Crew(4, "crew", most_bytes=8), threading.Lock(), []
+
+        def work(item):
+            together.append(lock.acquire(blocking=False))
+            lock.release()
+
+        await crew.run(range(50), work, [None] * 50, nbytes=9)
+        assert [True] * 50 == together
+        assert await crew.aclose()
+
+    async def test_what_waits_for_room_can_be_cancelled(self):
+        """Nobody works on it: there is nothing to wait for."""
+        crew, gate = Crew(2, "crew", most_bytes=1), Gate()
+
+        async def run(work, results):
+            await crew.run([None], work, results, nbytes=1)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(run, lambda item: gate(), [0])
+            await reached(gate)
+            results = ["not begun"]
+            with anyio.move_on_after(0):
+                await run(lambda item: "begun", results)
+            gate.open()
+        assert await crew.aclose()
+        assert ["not begun"] == results
+
+
 class TestCancelled:
     async def test_call_ends_when_nobody_works_on_it(self):
         """What is under way is waited for, and nothing else is begun."""

@@ -1,18 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slots side by side travel together, and nothing else does."""
 
+import asyncio
 import errno
 import os
 
+import anyio
 import pytest
 
 from tests.backends.disk_kit import open_disk
 from ucm.backends.abc import Presence, Verdict
-from ucm.backends.disk import _drive
+from ucm.backends.disk import _backend, _drive
+from ucm.backends.disk._drive import Drive
 from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._runs import cut_runs, tell_each
 from ucm.backends.disk._stamp import PAGE, Mark
 from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
+from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
 
 ONE, OTHER = Extent(0, 0, Mark(1, 1)), Extent(0, 1, Mark(2, 1))
@@ -111,4 +115,42 @@ class TestTogether:
         there = await backend.exists(keys)
         assert (verb == "preadv") + 7 == there.count(Presence.PRESENT)
         assert (verb == "preadv") + 7 == sum(await fetch_sound(backend, keys, BLOCK))
+        await backend.aclose()
+
+    @pytest.mark.parametrize("verb", ["read", "write"])
+    async def test_drive_has_so_many_bytes_to_move_at_a_time(
+        self, tmp_path, monkeypatch, verb
+    ):
+        """It serves all alike. Calls that began together would end together, and it
+        would have nothing to do until what came was looked at."""
+        monkeypatch.setattr(_backend, "_AT_ONCE_BYTES", 2 * BLOCK)
+        keys, gate, begun = make_keys(8), Gate(), []
+        backend = await open_disk(tmp_path, capacity=64 << 20, threads=9)
+        if verb == "read":
+            await backend.put([seal(key) for key in keys])
+        real = getattr(Drive, verb)
+
+        def call(drive, run):
+            begun.append(run)
+            gate()
+            return real(drive, run)
+
+        monkeypatch.setattr(Drive, verb, call)
+
+        async def move(some):
+            if verb == "read":
+                assert all(await fetch_sound(backend, some))
+            else:
+                await backend.put([seal(key) for key in some])
+
+        async with anyio.create_task_group() as group:
+            for some in (keys[:2], keys[2:]):
+                group.start_soon(move, some)
+            await asyncio.to_thread(gate.wait_reached)
+            await backend._crew.run([None] * 99, lambda _: None, [None] * 99)
+            num_early = len(begun)
+            gate.open()
+        assert 2 >= num_early
+        assert 8 == sum(map(len, begun))
+        assert all(await fetch_sound(backend, keys))
         await backend.aclose()

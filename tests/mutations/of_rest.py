@@ -15,7 +15,54 @@ _RUNS = "tests/agent/test_process.py::TestAgent"
 _DISK = "ucm/backends/disk/_backend.py"
 _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
+_CREW = "ucm/backends/_crew.py"
+_ROOM = "tests/backends/test_crew.py::TestRoom"
+_AT_ONCE = "tests/backends/test_disk_runs.py::TestTogether::test_drive_has_so_many_bytes_to_move_at_a_time"
+
 REST = (
+    Mutant(
+        name="drive_asked_for_two_calls_at_once",
+        why="Both end together, and a drive stands still for an eighth of its time.",
+        file=_CREW,
+        find="if not (wanted := min(nbytes, self._size)):",
+        replace="if wanted := 1:",
+        killers=(
+            f"{_ROOM}::test_items_come_behind_those_that_fill_the_room",
+            f"{_AT_ONCE}[read]",
+        ),
+    ),
+    Mutant(
+        name="block_larger_than_the_room_waits_for_ever",
+        why="Blocks of more than 32 MB never come from a drive.",
+        file=_CREW,
+        find="min(nbytes, self._size)",
+        replace="nbytes * bool(self._size)",
+        killers=(f"{_ROOM}::test_larger_item_goes_by_itself",),
+    ),
+    Mutant(
+        name="room_lost_with_a_step",
+        why="A drive is asked for less and less, and at last for nothing.",
+        file=_CREW,
+        find="                self._left += wanted\n",
+        replace="                pass\n",
+        killers=(f"{_ROOM}::test_items_come_behind_those_that_fill_the_room",),
+    ),
+    Mutant(
+        name="writes_have_no_bytes",
+        why="Spills of large blocks end together, and the drive stands still.",
+        file=_DISK,
+        find="self._write, told, nbytes=largest_of(runs)",
+        replace="self._write, told, nbytes=0",
+        killers=(f"{_AT_ONCE}[write]",),
+    ),
+    Mutant(
+        name="reads_have_no_bytes",
+        why="Fetches of large blocks end together, and the drive stands still.",
+        file=_DISK,
+        find="self._read, told, nbytes=largest_of(runs)",
+        replace="self._read, told, nbytes=0",
+        killers=(f"{_AT_ONCE}[read]",),
+    ),
     Mutant(
         name="block_to_come_back_written_anew",
         why="A block is in two slots; one is never freed, and outlasts a removal on the drive.",

@@ -51,8 +51,10 @@ class _Batch(Generic[_Item, _T]):
         items: Sequence[_Item],
         work: Callable[[_Item], _T],
         results: "list[_T] | list[_T | None]",
+        nbytes: int = 0,
     ) -> None:
         self._items = items
+        self.nbytes = nbytes
         self._work = work
         self._results: Any = results
         self._loop = asyncio.get_running_loop()
@@ -107,6 +109,34 @@ class _Batch(Generic[_Item, _T]):
         return is_working
 
 
+class _Room:
+    """
+    Lets so many bytes be moved at a time, and more of one item by itself; who came first goes first.
+
+    What moves them may serve all alike. Batches that began together would end together then, and
+    nothing would be moved until both were looked at.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = self._left = size
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+
+    def within(self, nbytes: int, step: Callable[[], bool]) -> bool:
+        """Make a step as there is room; without a deadline: whoever waits works on nothing yet."""
+        if not (wanted := min(nbytes, self._size)):
+            return step()
+        with self._turn, self._changed:
+            self._changed.wait_for(lambda: self._left >= wanted)
+            self._left -= wanted
+        try:
+            return step()
+        finally:
+            with self._changed:
+                self._left += wanted
+                self._changed.notify()
+
+
 class Job(Generic[_T]):
     """
     A call that goes on whoever waits for it; made by ``Crew.start``.
@@ -146,10 +176,12 @@ class Crew:
     Args:
         num_threads: How many at most.
         name: Of the threads.
+        most_bytes: Of the items that are worked on at a time; 0: whatever they have.
     """
 
-    def __init__(self, num_threads: int, name: str) -> None:
+    def __init__(self, num_threads: int, name: str, most_bytes: int = 0) -> None:
         self.num_threads = num_threads
+        self._room = _Room(most_bytes)
         self._name = name
         self._threads: list[threading.Thread] = []
         self._queue: SimpleQueue[_Batch[Any, Any] | None] = SimpleQueue()
@@ -174,6 +206,7 @@ class Crew:
         work: Callable[[_Item], _T],
         results: "list[_T] | list[_T | None]",
         *,
+        nbytes: int = 0,
         leave: bool = False,
     ) -> None:
         """
@@ -188,6 +221,7 @@ class Crew:
             work: Called on several threads at once. What it raises is raised here, once
                 the others are through.
             results: As long as *items*.
+            nbytes: Of each item at most, for ``most_bytes``; 0: it does not count.
             leave: End at once when cancelled, and begin nothing while all threads hang, or
                 are at jobs, which may; *work* uses the caller's memory by way of ``gate``
                 only, or does no harm with it.
@@ -196,7 +230,7 @@ class Crew:
             return
         if leave and self.num_hung + self._num_jobs >= self.num_threads:
             return
-        batch = _Batch(items, work, results)
+        batch = _Batch(items, work, results, nbytes)
         shares = min(len(items), self.num_threads)
         self._open.add(batch)
         for _ in range(shares):
@@ -278,7 +312,7 @@ class Crew:
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
             self._at.batch = batch
-            while batch.step():
+            while self._room.within(batch.nbytes, batch.step):
                 if not self._queue.empty():  # else nobody waits, and nobody need wake
                     self._queue.put(batch)
                     break

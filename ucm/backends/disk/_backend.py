@@ -32,7 +32,7 @@ from ucm.backends.abc import (
 from ucm.backends.disk._drive import Drive
 from ucm.backends.disk._extent import Slot
 from ucm.backends.disk._keeping import Keeper
-from ucm.backends.disk._runs import cut_runs, tell_each
+from ucm.backends.disk._runs import cut_runs, largest_of, tell_each
 from ucm.backends.disk._slots import Slots
 from ucm.backends.disk._stamp import PAGE, Geometry
 from ucm.backends.envelope import GARBAGE
@@ -46,6 +46,8 @@ __all__ = ["DiskBackend", "DiskSettings"]
 _LEAST_CAPACITY = 16 * 3 * PAGE
 _ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
 _PRESENT = Verdict.PRESENT
+_AT_ONCE_BYTES = 32 << 20
+"""As many as a call has: a drive serves all alike, and two would end together."""
 _BATCHED = 8
 """Blocks of a call for each thread: small ones side by side are one request, so that 64 KB
 cost a third less CPU than with two."""
@@ -150,7 +152,7 @@ class DiskBackend(Backend):
         if not read.path:
             raise ConfigError(f"{key}.path", "", "missing", "Give a directory.")
         wanted = read.geometry
-        crew = Crew(read.threads, "ucm-disk")
+        crew = Crew(read.threads, "ucm-disk", _AT_ONCE_BYTES)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(crew.aclose)
             drives: list[Drive] = []
@@ -213,7 +215,7 @@ class DiskBackend(Backend):
         runs = cut_runs(held, self._settings.threads)
         told: list[list[Fetched] | None] = [None] * len(runs)
         try:
-            await self._crew.run(runs, self._read, told)
+            await self._crew.run(runs, self._read, told, nbytes=largest_of(runs))
         finally:
             ends = tell_each(runs, told, _UNAVAILABLE)
             for (at, slot, _), one in zip(numbered, ends, strict=True):
@@ -279,7 +281,7 @@ class DiskBackend(Backend):
         told: list[list[_End] | None] = [None] * len(runs)
         lasting = [self._settings.durability is Durability.PROCESS] * len(self._drives)
         try:
-            await self._crew.run(runs, self._write, told)
+            await self._crew.run(runs, self._write, told, nbytes=largest_of(runs))
             if not all(lasting):
                 await self._crew.run(self._drives, Drive.flush, lasting)
         finally:

@@ -16,7 +16,7 @@ from ucm.backends.disk._extent import Slot
 from ucm.backends.disk._stamp import PAGE, checksums_in, stamps_of
 from ucm.backends.envelope import GARBAGE, headers_for
 
-__all__ = ["cut_runs", "judged_by", "stamps_for", "tell_each"]
+__all__ = ["cut_runs", "judged_by", "largest_of", "stamps_for", "tell_each"]
 
 _RUN_PAGES = 256
 """Of one request; a larger block is one by itself."""
@@ -49,6 +49,12 @@ def cut_runs(
         runs[-1] += [(slot, other)]
         pages += size
     return runs
+
+
+def largest_of(runs: Sequence[Sequence[tuple[Slot, object]]]) -> int:
+    """Return how many bytes the largest run has, but for stamps; 0 without one."""
+    sizes = [len(run) * run[0][0].extent.mark.pages for run in runs]
+    return max(sizes, default=0) * PAGE
 
 
 def tell_each(
