@@ -2,6 +2,7 @@
 """What moves blocks in ``benchmarks.tiers``: an agent over a slab, beside a bare client."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import tempfile
@@ -161,6 +162,8 @@ class Agent:
     """
     An agent's core over a slab in memory and one tier; another core for each call.
 
+    A fetch comes to one that serves already, as an agent lives for long; a spill begins with its start.
+
     Args:
         blocks: What moves.
         settings: Of the tier.
@@ -186,6 +189,7 @@ class Agent:
         )
         self._tier: BreakerBackend
         self._backend: Backend
+        self._serving: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Open the tier, and have room in the slab."""
@@ -216,6 +220,7 @@ class Agent:
 
     async def close(self) -> None:
         """Close tier and slab."""
+        await self._end()
         await self._tier.aclose()
         self._slab.close()
 
@@ -232,48 +237,52 @@ class Agent:
 
     async def clear(self) -> None:
         """Have no block anywhere."""
+        await self._end()
         if self._folders is None:
             await self._backend.delete(self._blocks.keys)
         else:
             await self._tier.aclose()
             await self._open_tier()
-        await self.prepare_get()
+        self._slab.clear(b"")
 
     async def prepare_get(self) -> None:
-        """Have no block in the slab."""
+        """Have no block in the slab, and a core that serves."""
+        await self._end()
         self._slab.clear(b"")
+        await self._begin()
 
     async def put(self) -> None:
         """Spill."""
-        core = await self._with_core(lambda core: core.drain())
-        if core.spillers[0].counts.spilled != len(self._blocks):
-            raise AssertionError(core.totals())
+        await self._begin()
+        await self._core.drain()
+        if self._core.spillers[0].counts.spilled != len(self._blocks):
+            raise AssertionError(self._core.totals())
+        await self._end()
 
     async def get(self) -> None:
         """Fetch, as one request's want."""
         keys = self._blocks.keys
+        until = anyio.current_time() + _LIMIT_S
+        want = Want(keys, [self._blocks.nbytes] * len(keys), until, 0.0)
+        await self._core.fetch(want)
+        self._core.drop(want)
+        if want.found != len(keys):
+            raise AssertionError((want.found, want.reason))
 
-        async def fetch(core: AgentCore) -> None:
-            until = anyio.current_time() + _LIMIT_S
-            want = Want(keys, [self._blocks.nbytes] * len(keys), until, 0.0)
-            await core.fetch(want)
-            core.drop(want)
-            if want.found != len(keys):
-                raise AssertionError((want.found, want.reason))
-
-        await self._with_core(fetch)
-
-    async def _with_core(
-        self, use: Callable[[AgentCore], Awaitable[None]]
-    ) -> AgentCore:
-        core = AgentCore(self._slab, [self._tier], self._call)
+    async def _begin(self) -> None:
+        """Have a core serve."""
+        self._core = AgentCore(self._slab, [self._tier], self._call)
         ready = anyio.Event()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(core.run, ready.set)
-            await ready.wait()
-            await use(core)
-            tasks.cancel_scope.cancel()
-        return core
+        self._serving = asyncio.create_task(self._core.run(ready.set))
+        await ready.wait()
+
+    async def _end(self) -> None:
+        """Have the core that serves, if any, do so no more."""
+        if self._serving is not None:
+            self._serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._serving
+            self._serving = None
 
     async def are_there(self) -> None:
         """See that the tier has all blocks."""
