@@ -34,6 +34,7 @@ __all__ = [
     "bind_thread",
     "engine_cpus",
     "format_cpulist",
+    "give_way",
     "leave_one_cpu",
     "num_hashing",
     "parse_cpulist",
@@ -48,6 +49,7 @@ OFF = "off"
 NUMA = "numa"
 """The setting that goes by the device's NUMA node."""
 _SYSFS = Path("/sys/devices/system")
+_LOWEST_PRIORITY = 19
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
@@ -183,6 +185,16 @@ def leave_one_cpu() -> None:
     with contextlib.suppress(OSError):
         if len(own := os.sched_getaffinity(0)) == 1:
             os.sched_setaffinity(0, plan_beside_cpu(min(own), engine_cpus()))
+
+
+def give_way() -> None:
+    """
+    Let the calling thread, and those that it starts, take what others leave. Never raises.
+
+    Linux gives each thread a priority of its own, for whoever names it by 0 (setpriority(2)).
+    """
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
 
 
 def plan_beside_cpu(

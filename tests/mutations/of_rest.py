@@ -21,6 +21,16 @@ _AT_ONCE = "tests/backends/test_disk_runs.py::TestTogether::test_drive_has_so_ma
 
 REST = (
     Mutant(
+        name="memory_comes_as_urgently_as_tokens",
+        why="R-18: an engine's first prompt takes half as long again on the CPU.",
+        file="ucm/stores/slab/_populate.py",
+        find="        give_way()  # a first prompt is computed meanwhile\n",
+        replace="",
+        killers=(
+            "tests/stores/test_slab_populate.py::TestJoining::test_memory_comes_behind_what_an_engine_computes",
+        ),
+    ),
+    Mutant(
         name="drive_asked_for_two_calls_at_once",
         why="Both end together, and a drive stands still for an eighth of its time.",
         file=_CREW,

@@ -34,6 +34,7 @@ class Kernel:
     def __init__(self) -> None:
         self.wanted: list[int] = []
         self.cpus: dict[int, set[int]] = {}
+        self.priorities: dict[int, int] = {}
         self.fails: OSError | None = None
         self._limit = 1
         self._changed = threading.Condition()
@@ -63,6 +64,7 @@ class Kernel:
         with self._changed:
             self.wanted.append(extent)
             self.cpus[extent] = os.sched_getaffinity(0)
+            self.priorities[extent] = os.getpriority(os.PRIO_PROCESS, 0)
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: extent < self._limit, LIMIT_S)
         if self.fails:
@@ -134,6 +136,17 @@ class TestJoining:
             assert 12 == store.stats().committed_blocks
             assert EXTENT == 512 * (memory_path / "data").stat().st_blocks
             kernel.let(24)
+
+    def test_memory_comes_behind_what_an_engine_computes(self, memory_path, kernel):
+        """R-18: on the cores of an engine it took half as long again for its first prompt; who opens a
+        slab has the priority that it had, and the first piece at once."""
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        with open_small(memory_path) as store:
+            kernel.let(24)
+            let_all_end(store)
+        assert mine == os.getpriority(os.PRIO_PROCESS, 0)
+        assert mine == kernel.priorities[0]
+        assert {19} == {kernel.priorities[extent] for extent in range(1, 24)}
 
     def test_memory_comes_beside_the_cpu_of_a_bound_engine(self, memory_path, kernel):
         """R-18: an engine that computes on one CPU opens a slab; what comes later comes on others."""

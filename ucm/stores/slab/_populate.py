@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ucm.affinity import leave_one_cpu, num_hashing
+from ucm.affinity import give_way, leave_one_cpu, num_hashing
 from ucm.errors import StoreUnavailableError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab._arena import Arena
@@ -156,6 +156,7 @@ class Populator:
 
     def _run(self, steps: list[_Step]) -> None:
         leave_one_cpu()
+        give_way()  # a first prompt is computed meanwhile
         try:
             self._go_on(steps)
         finally:  # however late: others wait for the turn
