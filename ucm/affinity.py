@@ -49,7 +49,9 @@ OFF = "off"
 NUMA = "numa"
 """The setting that goes by the device's NUMA node."""
 _SYSFS = Path("/sys/devices/system")
-_LOWEST_PRIORITY = 19
+_LOW_PRIORITY = 10
+"""A tenth of what others get where all cores are busy. Less, and who holds the interpreter lock then would
+keep an engine waiting for a fifth of a second."""
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
 
 
@@ -194,7 +196,7 @@ def give_way() -> None:
     Linux gives each thread a priority of its own, for whoever names it by 0 (setpriority(2)).
     """
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _LOWEST_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
 
 
 def plan_beside_cpu(

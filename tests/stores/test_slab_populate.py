@@ -146,7 +146,7 @@ class TestJoining:
             let_all_end(store)
         assert mine == os.getpriority(os.PRIO_PROCESS, 0)
         assert mine == kernel.priorities[0]
-        assert {19} == {kernel.priorities[extent] for extent in range(1, 24)}
+        assert {10} == {kernel.priorities[extent] for extent in range(1, 24)}
 
     def test_memory_comes_beside_the_cpu_of_a_bound_engine(self, memory_path, kernel):
         """R-18: an engine that computes on one CPU opens a slab; what comes later comes on others."""
