@@ -6,6 +6,7 @@ Time to the first token of prompts of which nothing, half or all but a short que
 was seen before, and throughput where nothing is ever seen twice. Each side is an engine in
 processes of its own, with a store of its own that is empty at first; sides take turns,
 forwards and backwards, several rounds long. The model has 116 million random weights.
+Prompts of which nothing was seen are the first behind a start, while a slab's memory comes.
 
 *Own cache* is the engine without a connector, whose hits are in its own memory; the
 others' cache is emptied before each prompt. LMCache takes part if it is installed; it
@@ -125,7 +126,7 @@ def measure_ttft(tokens: int, rounds: int, scale: Scale) -> Told:
     )
     bounds = {
         "0 %": {
-            (OURS, PLAIN): "",
+            (OURS, PLAIN): "<= 1.02",
             (ROWWISE, PLAIN): "",
             (EXAMPLE, PLAIN): "",
         },
