@@ -154,8 +154,9 @@ class TestScheduler:
         """S3-07: the engine may ask in every step; statistics and holds stay."""
         scheduler, _ = halves(recorded.llm)
         request = _request(recorded.llm, prompt(0, 300))
-        before = scheduler._scheduler._adapter.counts()
-        answers = {scheduler.get_num_new_matched_tokens(request, 0) for _ in range(50)}
+        answers = {scheduler.get_num_new_matched_tokens(request, 0)}
+        before = scheduler._scheduler._adapter.counts()  # with a record of it
+        answers |= {scheduler.get_num_new_matched_tokens(request, 0) for _ in range(50)}
         assert {(256, True)} == answers
         assert before == scheduler._scheduler._adapter.counts()
         assert scheduler.get_kv_connector_stats() is None
