@@ -254,7 +254,8 @@ class Agent:
     async def put(self) -> None:
         """Spill."""
         await self._begin()
-        await self._core.drain()
+        with anyio.fail_after(_LIMIT_S):
+            await self._core.drain()
         if self._core.spillers[0].counts.spilled != len(self._blocks):
             raise AssertionError(self._core.totals())
         await self._end()
@@ -264,7 +265,8 @@ class Agent:
         keys = self._blocks.keys
         until = anyio.current_time() + _LIMIT_S
         want = Want(keys, [self._blocks.nbytes] * len(keys), until, 0.0)
-        await self._core.fetch(want)
+        with anyio.fail_after(_LIMIT_S):
+            await self._core.fetch(want)
         self._core.drop(want)
         if want.found != len(keys):
             raise AssertionError((want.found, want.reason))
@@ -274,7 +276,8 @@ class Agent:
         self._core = AgentCore(self._slab, [self._tier], self._call)
         ready = anyio.Event()
         self._serving = asyncio.create_task(self._core.run(ready.set))
-        await ready.wait()
+        with anyio.fail_after(_LIMIT_S):
+            await ready.wait()
 
     async def _end(self) -> None:
         """Have the core that serves, if any, do so no more."""

@@ -15,7 +15,8 @@ CPUs are left as they are. What is started beside an engine gets all that the en
 (``engine_cpus``), as it serves other ranks too.
 
 Threading: ``plan_beside_engine`` is called on the engine's thread, ``leave_one_cpu`` by each
-of ours on itself before anything else, ``bind_thread`` by each copy thread behind that.
+of ours on itself before anything else, ``bind_thread`` by each copy thread behind that, ``give_way``
+by the one that gives a slab its memory.
 """
 
 import contextlib
@@ -191,12 +192,14 @@ def leave_one_cpu() -> None:
 
 def give_way() -> None:
     """
-    Let the calling thread, and those that it starts, take what others leave. Never raises.
+    Let the calling thread, and those that it starts (who pins memory, say), give way to others. Never raises.
 
-    Linux gives each thread a priority of its own, for whoever names it by 0 (setpriority(2)).
+    Linux gives each thread a priority of its own, for whoever names it by 0 (setpriority(2)). One that
+    is lower already stays.
     """
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, _LOW_PRIORITY)
+        lowest = max(os.getpriority(os.PRIO_PROCESS, 0), _LOW_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, 0, lowest)
 
 
 def plan_beside_cpu(

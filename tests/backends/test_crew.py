@@ -126,8 +126,11 @@ class TestRoom:
             group.start_soon(run, lambda item: gate(), [0])
             await reached(gate)
             results = ["not begun"]
-            with anyio.move_on_after(0):
-                await run(lambda item: "begun", results)
+            async with anyio.create_task_group() as waiting:
+                waiting.start_soon(run, lambda item: "begun", results)
+                while not crew._room._turn.locked():  # the other thread has come
+                    await anyio.lowlevel.checkpoint()
+                waiting.cancel_scope.cancel()
             gate.open()
         assert await crew.aclose()
         assert ["not begun"] == results

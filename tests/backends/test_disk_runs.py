@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from tests.backends.disk_kit import open_disk
+from ucm.agent.calls import CALL_BYTES
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _backend, _drive
 from ucm.backends.disk._drive import Drive
@@ -123,6 +124,7 @@ class TestTogether:
     ):
         """It serves all alike. Calls that began together would end together, and it
         would have nothing to do until what came was looked at."""
+        assert CALL_BYTES == _backend._AT_ONCE_BYTES
         monkeypatch.setattr(_backend, "_AT_ONCE_BYTES", 2 * BLOCK)
         keys, gate, begun = make_keys(8), Gate(), []
         backend = await open_disk(tmp_path, capacity=64 << 20, threads=9)

@@ -31,6 +31,16 @@ REST = (
         ),
     ),
     Mutant(
+        name="who_gives_way_takes_more",
+        why="R-18: in an engine that was started with a low priority ours has a higher one.",
+        file="ucm/affinity.py",
+        find="max(os.getpriority(os.PRIO_PROCESS, 0), _LOW_PRIORITY)",
+        replace="_LOW_PRIORITY",
+        killers=(
+            "tests/stores/test_slab_populate.py::TestJoining::test_thread_of_a_lower_priority_keeps_it",
+        ),
+    ),
+    Mutant(
         name="drive_asked_for_two_calls_at_once",
         why="Both end together, and a drive stands still for an eighth of its time.",
         file=_CREW,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.stores.slab_kit import die
 from tests.stores.test_slab_room import make_system
-from ucm.affinity import engine_cpus, plan_beside_cpu
+from ucm.affinity import engine_cpus, give_way, plan_beside_cpu
 from ucm.errors import StoreFullError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import SlabStore, _creation, _populate
@@ -146,7 +146,21 @@ class TestJoining:
             let_all_end(store)
         assert mine == os.getpriority(os.PRIO_PROCESS, 0)
         assert mine == kernel.priorities[0]
-        assert {10} == {kernel.priorities[extent] for extent in range(1, 24)}
+        assert {max(mine, 10)} == {kernel.priorities[extent] for extent in range(1, 24)}
+
+    def test_thread_of_a_lower_priority_keeps_it(self):
+        """R-18: an engine that was started with a low priority has no thread of a higher one."""
+        low, told = max(15, os.getpriority(os.PRIO_PROCESS, 0)), []
+
+        def run():
+            os.setpriority(os.PRIO_PROCESS, 0, low)
+            give_way()
+            told.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(LIMIT_S)
+        assert [low] == told
 
     def test_memory_comes_beside_the_cpu_of_a_bound_engine(self, memory_path, kernel):
         """R-18: an engine that computes on one CPU opens a slab; what comes later comes on others."""

@@ -47,7 +47,7 @@ _LEAST_CAPACITY = 16 * 3 * PAGE
 _ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
 _PRESENT = Verdict.PRESENT
 _AT_ONCE_BYTES = 32 << 20
-"""As many as a call has: a drive serves all alike, and two would end together."""
+"""As many as an agent's call has: a drive serves all alike, and two would end together."""
 _BATCHED = 8
 """Blocks of a call for each thread: small ones side by side are one request, so that 64 KB
 cost a third less CPU than with two."""
