@@ -36,7 +36,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 # a changed pyproject.toml only installs the package anew.
 hash = $(shell cat $(1) | sha256sum | cut -c1-16)
 DEPS := $(VENV)/.deps-$(call hash,constraints/*.txt scripts/setup)
-READY := $(VENV)/.ready-$(call hash,constraints/*.txt scripts/setup pyproject.toml ucm/native.c)
+READY := $(VENV)/.ready-$(call hash,constraints/*.txt scripts/setup pyproject.toml ucm/native*.c)
 
 .PHONY: help setup demo docs test lint unit e2e soak mutations clean
 

@@ -44,10 +44,10 @@ def build(directory: Path, *more: str) -> native.Native:
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("there is no C compiler")
-    source = Path(native.__file__).with_name("native.c")
+    sources = sorted(Path(native.__file__).parent.glob("native*.c"))
     target = directory / "_native.so"
     flags = ("-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *more)
-    subprocess.run([compiler, *flags, "-o", target, source], check=True, timeout=60)
+    subprocess.run([compiler, *flags, "-o", target, *sources], check=True, timeout=60)
     found = native.find_native(directory)
     assert found is not None
     return found

@@ -72,20 +72,6 @@ class TestSketch:
         assert expected == pytest.approx(sum(known) / len(mine), abs=0.03)
         assert entries * ENTRY_BYTES == words.nbytes
 
-    @given(
-        fingerprint=WORDS, code=st.integers(1, 255), moment=st.integers(0, 2**56 - 1)
-    )
-    def test_one_key_is_put_down_as_many_are(
-        self, fingerprint: int, code: int, moment: int
-    ) -> None:
-        """Both ways leave the same in the memory that others read."""
-        one, words = make(64)
-        many, others = make(64)
-        one.put_one(fingerprint, code, moment)
-        many.put(prints(fingerprint), code, moment)
-        assert words.tolist() == others.tolist()
-        assert (code, moment) == one.get(fingerprint)
-
     @pytest.mark.parametrize("code", [0, 256])
     def test_code_that_has_no_place_is_refused(self, code: int) -> None:
         """Nothing stands for no entry, and no code spoils the moment."""

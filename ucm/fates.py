@@ -23,7 +23,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ENTRY_BYTES", "Fate", "Sketch", "Told"]
+__all__ = ["ENTRY_BYTES", "Fate", "Sketch", "Told", "packed"]
 
 ENTRY_BYTES: Final = 16
 _CODE_BITS: Final = 8
@@ -92,16 +92,10 @@ class Sketch:
             code: What became of them, 1 to 255.
             moment_ms: When, on any clock that is the same for all.
         """
-        value = np.uint64(_packed(code, moment_ms))
+        value = np.uint64(packed(code, moment_ms))
         at = (prints & self._mask).view(np.int64)
         self._values[at] = value
         self._checks[at] = prints ^ value
-
-    def put_one(self, fingerprint: int, code: int, moment_ms: int) -> None:
-        """Put down what became of one key."""
-        at, value = fingerprint & self._last, _packed(code, moment_ms)
-        self._value[at] = value
-        self._check[at] = fingerprint ^ value
 
     def get(self, fingerprint: int) -> tuple[int, int] | None:
         """Return what became of a key and when, or None if nothing is known."""
@@ -112,7 +106,8 @@ class Sketch:
         return value & _MOST_CODES, value >> _CODE_BITS
 
 
-def _packed(code: int, moment_ms: int) -> int:
+def packed(code: int, moment_ms: int) -> int:
+    """Return what became of a key and when, as a sketch keeps it; see ``Sketch.put``."""
     if not 0 < code <= _MOST_CODES:
         raise ValueError(f"code {code} is not in 1..{_MOST_CODES}")
     return (moment_ms & _LATEST) << _CODE_BITS | code

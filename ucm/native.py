@@ -33,7 +33,7 @@ __all__ = [
 MOST_THREADS: Final = 64
 """Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
-_VERSION = 12
+_VERSION = 13
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 
@@ -120,6 +120,26 @@ class Native:
         library.ucm_receive.argtypes = (
             *(_NUMBER, _SIZE, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
             *(ctypes.c_char_p, _SIZE, _ADDRESS, _SIZE, _ADDRESS, _ADDRESS),
+        )
+        self._open_slab(brief)
+
+    def _open_slab(self, brief: ctypes.PyDLL) -> None:
+        """Have the functions of ``native_slab.c``."""
+        # Some microseconds each, most of them within a lock that others wait for.
+        self.slab_find: Callable[..., Any] = brief.ucm_slab_find
+        self.slab_look: Callable[..., Any] = brief.ucm_slab_look
+        for look in (brief.ucm_slab_find, brief.ucm_slab_look):
+            look.restype = None
+            look.argtypes = (_ADDRESS, ctypes.c_char_p, _ADDRESS, _SIZE, _ADDRESS)
+        self.slab_reserve: Callable[..., int] = brief.ucm_slab_reserve
+        brief.ucm_slab_reserve.restype = _TIME
+        brief.ucm_slab_reserve.argtypes = (
+            *(_ADDRESS, ctypes.c_char_p, _ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS),
+        )
+        self.slab_publish: Callable[..., int] = brief.ucm_slab_publish
+        brief.ucm_slab_publish.restype = _NUMBER
+        brief.ucm_slab_publish.argtypes = (
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE, ctypes.c_uint32),
         )
 
 

@@ -58,6 +58,7 @@ from tests.mutations.of_pinning import PINNING
 from tests.mutations.of_pipe import PIPE
 from tests.mutations.of_poller import POLLER
 from tests.mutations.of_proofs import PROOFS
+from tests.mutations.of_quick import QUICK
 from tests.mutations.of_refusing import REFUSING
 from tests.mutations.of_releases import RELEASES
 from tests.mutations.of_replay import REPLAY
@@ -179,6 +180,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *HOSTS,
     *OWN,
     *PACKED,
+    *QUICK,
     *METRICS,
     *COMPANY,
     *COST,

@@ -8,7 +8,6 @@ __all__ = ["FAST"]
 _DIRECTORY = "ucm/stores/slab"
 _CHAINS = f"{_DIRECTORY}/_chains.py"
 _OLDEST = f"{_DIRECTORY}/_oldest.py"
-_ONE = f"{_DIRECTORY}/_one.py"
 _RESERVING = f"{_DIRECTORY}/_reserving.py"
 _SORTED = "tests/stores/test_slab_index.py::test_oldest_are_what_sorting_all_finds"
 _EQUAL = (
@@ -20,35 +19,19 @@ _PIECES = "tests/stores/test_slab_reserving.py::TestPieces"
 FAST = (
     # One block that is loaded.
     Mutant(
-        name="lone_block_loaded_in_a_batch",
-        why="A block that is loaded alone costs as much as ten.",
-        file=f"{_DIRECTORY}/_store.py",
-        find="        if len(keys) == 1:\n",
-        replace="        if False:\n",
-        killers=(f"{_LONE}::test_lone_block_is_loaded_without_a_batch",),
-    ),
-    Mutant(
-        name="lone_block_read_unwritten",
-        why="A block is loaded that nobody has written yet.",
-        file=f"{_DIRECTORY}/_index.py",
-        find="        committed = slot != NO_SLOT and self.states[slot] == COMMITTED\n",
-        replace="        committed = slot != NO_SLOT\n",
-        killers=(f"{_LONE}::test_block_that_is_being_written_cannot_be_read",),
-    ),
-    Mutant(
         name="generation_of_one_not_rechecked",
         why="A slot that was evicted and filled anew under the copy is believed.",
-        file=_ONE,
-        find=" and generation == int(seen.generations[0])\n",
-        replace="\n",
+        file=f"{_DIRECTORY}/_index.py",
+        find="        other = self.generation[seen.slots] != seen.generations\n",
+        replace="        other = self.generation[seen.slots] == 0\n",
         killers=(f"{_LONE}::test_slot_that_was_given_away_meanwhile_is_noticed[1]",),
     ),
     Mutant(
         name="forgotten_one_rechecked",
         why="A block that was found damaged by another process is believed.",
-        file=_ONE,
-        find="index.states[slot] == COMMITTED and generation",
-        replace="generation",
+        file=f"{_DIRECTORY}/_index.py",
+        find="(other | (self.state[seen.slots] != COMMITTED)).tolist()",
+        replace="other.tolist()",
         killers=(f"{_LONE}::test_block_that_was_forgotten_meanwhile_is_noticed",),
     ),
     Mutant(

@@ -8,7 +8,6 @@ __all__ = ["INDEX"]
 _DIRECTORY = "ucm/stores/slab"
 _INDEX = f"{_DIRECTORY}/_index.py"
 _OLDEST = f"{_DIRECTORY}/_oldest.py"
-_ONE = f"{_DIRECTORY}/_one.py"
 _RESERVING = f"{_DIRECTORY}/_reserving.py"
 _TABLES = f"{_DIRECTORY}/_tables.py"
 _TENANTS = f"{_DIRECTORY}/_tenants.py"
@@ -25,14 +24,6 @@ _OWN = f"{_SLAB}::test_tenant_makes_room_among_its_own"
 
 INDEX = (
     # What a death leaves.
-    Mutant(
-        name="key_before_chain",
-        why="A block stays in the chain of a key that it no longer has, and hides others.",
-        file=_ONE,
-        find="        chains.unlink_one(slot)\n",
-        replace="        index.records[slot] = 0\n        chains.unlink_one(slot)\n",
-        killers=(f"{_DEATH}[lonely_save]",),
-    ),
     Mutant(
         name="every_death_a_rebuild",
         why="A dead process costs all others seconds at a terabyte.",

@@ -95,14 +95,6 @@ TIERS = (
         replace="            removed = slots\n",
         killers=(f"{_MIRROR}::test_reservation_that_was_given_up_is_not_told",),
     ),
-    Mutant(
-        name="single_blocks_untold",
-        why="Blocks that are saved one by one never leave the slab.",
-        file="ucm/stores/slab/_one.py",
-        find="    index.changes.add_one(STORED, slot)\n",
-        replace="",
-        killers=(_FOLLOWS,),
-    ),
     # What is spilled.
     Mutant(
         name="seal_of_a_recycled_slot",

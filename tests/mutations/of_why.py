@@ -40,14 +40,6 @@ WHY = (
         ),
     ),
     Mutant(
-        name="evicted_alone_not_remembered",
-        why="R-71: where blocks go one by one, each miss of them was never offered.",
-        file="ucm/stores/slab/_one.py",
-        find="        index.part_with_one(slot)\n",
-        replace="",
-        killers=(f"{_TOLD}::test_evictions_one_by_one_and_together_are_remembered[1]",),
-    ),
-    Mutant(
         name="evicted_together_not_remembered",
         why="R-71: where a prompt makes room for itself, nobody knows what went.",
         file="ucm/stores/slab/_reserving.py",

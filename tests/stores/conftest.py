@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.native_kit import by_python  # noqa: F401  a fixture
 from tests.stores.index_kit import Index
 from tests.stores.slab_killer import Killer
+from ucm import native
 from ucm.stores.slab import is_in_memory
+
+
+@pytest.fixture(params=["native", "python"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have an index be changed by native code, if that is built, and by Python."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "LIBRARY", None)
+    elif native.LIBRARY is None:
+        pytest.skip("native code is not built")
 
 
 @pytest.fixture

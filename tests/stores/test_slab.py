@@ -28,6 +28,8 @@ from ucm.testing.store_blocks import (
 )
 from ucm.testing.store_contract import StoreContract
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 
 class TestSlabStore(StoreContract):
     """The contract, on whatever file system temporary files live (S3-12)."""

@@ -16,6 +16,8 @@ from ucm.stores.slab._tenants import places_of, tenants_at
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
 from ucm.uses import Uses
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 KEYS = [
     PackedKey(bytes([2, *bytes(20), *number.to_bytes(8, "big")]))
     for number in range(300)

@@ -27,7 +27,7 @@ from ucm.testing.store_blocks import (
     uses_at,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("by_python")]
 OLD, NEW = make_keys(3), make_keys(4, first=10)
 WATCHED = (
     *("_index.py", "_chains.py", "_oldest.py"),

@@ -23,6 +23,8 @@ from ucm.testing.store_blocks import (
     save,
 )
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 KEYS = make_keys(40)
 
 

@@ -41,6 +41,8 @@ from ucm.testing.store_blocks import (
 )
 from ucm.uses import Uses
 
+pytestmark = pytest.mark.usefixtures("by_python")
+
 
 class Counted(np.ndarray):
     """An array that adds up how many of its elements are taken out."""
@@ -118,9 +120,6 @@ class TestBounds:
         slots, _, is_done = oldest.pick(4, NEVER)
         assert (in_order[:4].tolist(), True) == (slots.tolist(), is_done)
         assert Counted.taken <= 32 * GROUP
-        Counted.taken = 0
-        assert in_order[0] == oldest.pick_one(NEVER)
-        assert Counted.taken <= 4 * GROUP
 
     def test_bounds_out_of_date_are_put_right_in_pieces(self, make_index, monkeypatch):
         """R-28: where every stamp has grown the lock is given back between pieces, and
@@ -239,9 +238,7 @@ def test_oldest_are_what_sorting_all_finds(data):
             stamps[slots] += 10**6
         elif what == "publish":
             fresh = np.array(chance.sample(range(10**6), 40)) - 10**6 * chance.random()
-            oldest.lower(slots[:20], fresh[:20].astype(np.int64))
-            for slot, stamp in zip(slots[20:].tolist(), fresh[20:], strict=True):
-                oldest.lower_one(slot // GROUP, int(stamp))
+            oldest.lower(slots, fresh.astype(np.int64))
             states[slots], stamps[slots] = COMMITTED, fresh
         else:
             states[slots] = FREE
@@ -256,9 +253,6 @@ def test_oldest_are_what_sorting_all_finds(data):
         assert stamps[half].tolist() == stamped.tolist()
         if len(set(stamped.tolist())) == len(stamped):
             assert half.tolist() == found.tolist()
-        one = oldest.pick_one(NEVER)
-        assert one == -1 or stamps[one] == stamps[expected[0]]
-        assert -1 == oldest.pick_one(int(stamps[expected[0]]))
 
 
 class TestTenants:

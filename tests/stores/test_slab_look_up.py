@@ -6,7 +6,9 @@ import pytest
 from tests.stores.slab_kit import open_slab
 from ucm.errors import BlockNotFoundError
 from ucm.stores.slab import _chains
-from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
+from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save
+
+pytestmark = pytest.mark.usefixtures("by_python")
 
 
 class TestFewKeys:
@@ -57,15 +59,6 @@ class TestFewKeys:
 
 class TestLoneBlock:
     """A block that is loaded alone."""
-
-    def test_lone_block_is_loaded_without_a_batch(self, tmp_path, monkeypatch):
-        """What is loaded is what was saved, and numpy packs no keys for it."""
-        keys = make_keys(3)
-        with open_slab(tmp_path / "s") as store:
-            save(store, keys)
-            with monkeypatch.context() as patched:
-                patched.delattr(_chains, "xxh3_64_digest")
-                assert [payload(keys[1])] == load(store, keys[1:2])
 
     def test_block_that_is_being_written_cannot_be_read(self, tmp_path):
         """A slot that is reserved holds nothing yet."""

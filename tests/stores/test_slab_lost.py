@@ -21,6 +21,8 @@ from ucm.testing.store_blocks import (
     save,
 )
 
+pytestmark = pytest.mark.usefixtures("either_way")
+
 LATE, QUICK = make_keys(1), make_keys(1, first=9)
 
 

@@ -11,6 +11,8 @@ from ucm.stores.slab import _reserving
 from ucm.stores.slab._audit import audit
 from ucm.testing.store_blocks import make_keys, uses_at
 
+pytestmark = pytest.mark.usefixtures("by_python")
+
 PIECE = 4
 
 

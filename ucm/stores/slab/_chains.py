@@ -10,7 +10,7 @@ numpy: where a single key is all that is asked, it costs a tenth.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 import numpy as np
@@ -20,6 +20,9 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 from ucm.blocks import PackedKey
 from ucm.errors import KeyFormatError
 from ucm.stores.slab._layout import KEY_WORDS, is_used
+
+if TYPE_CHECKING:
+    from ucm.stores.slab._quick import Quick
 
 __all__ = ["NO_SLOT", "Chains", "KeyBatch", "pack_one", "unpack_key", "unpack_keys"]
 
@@ -143,6 +146,7 @@ class Chains:
         "hashes",
         "heads",
         "nexts",
+        "quick",
         "states",
         "words",
     )
@@ -168,6 +172,8 @@ class Chains:
         self._bytes = records.view(np.uint8).data
         self._key_at = records.dtype.fields["key"][1]  # type: ignore[index]
         self._hashes = records["hash"].data
+        self.quick: Quick | None = None
+        """Finds keys by native code; whoever has all arrays of the index may set it."""
 
     def buckets(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return the bucket of each hash."""
@@ -175,6 +181,8 @@ class Chains:
 
     def find(self, batch: KeyBatch) -> npt.NDArray[np.int64]:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
+        if self.quick is not None:
+            return self.quick.find(batch)
         slots = self._with_hash(batch.hashes)
         linked = (slots != _NONE).nonzero()[0]
         if len(linked):  # most keys that are saved are new
@@ -253,7 +261,7 @@ class Chains:
         if len(slots) <= _FEW:
             heads, nexts, hashes = self._heads, self._nexts, self._hashes
             mask = len(heads) - 1
-            for slot in slots[::-1].tolist():  # as ``link_one``, without its calls
+            for slot in slots[::-1].tolist():
                 bucket = hashes[slot] & mask
                 nexts[slot] = heads[bucket]
                 heads[bucket] = slot
@@ -268,12 +276,6 @@ class Chains:
         self.nexts[slots] = following
         first = ends[:-1]
         self.heads[buckets[first]] = slots[first]
-
-    def link_one(self, slot: int) -> None:
-        """Put one slot, not linked, in front of its chain."""
-        bucket = self.bucket_of(slot)
-        self._nexts[slot] = self._heads[bucket]
-        self._heads[bucket] = slot
 
     def unlink_one(self, slot: int) -> None:
         """Take one linked slot out of its chain."""

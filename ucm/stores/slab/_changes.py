@@ -51,10 +51,8 @@ class ChangeRing:
     """
 
     __slots__ = (
-        "_bytes",
         "_kinds",
         "_mask",
-        "_record_bytes",
         "_rows",
         "_slots",
         "_words",
@@ -69,9 +67,7 @@ class ChangeRing:
     ) -> None:
         self._kinds = kinds
         self._rows = entries.view(f"V{_SIZE}")
-        self._bytes = entries.view(np.uint8).data
         self._slots = records.view(f"V{_SIZE}")
-        self._record_bytes = records.view(np.uint8).data
         self._words = words
         self._mask = len(kinds) - 1
 
@@ -87,15 +83,6 @@ class ChangeRing:
         self._kinds[at] = kind
         self._rows[at] = self._slots[slots]
         self._words[_SEQUENCE] = start + len(slots)
-
-    def add_one(self, kind: int, slot: int) -> None:
-        """Do as ``add`` for one slot."""
-        at, slot = self._words[_SEQUENCE] & self._mask, slot * _SIZE
-        self._kinds[at] = kind
-        self._bytes[at * _SIZE : (at + 1) * _SIZE] = self._record_bytes[
-            slot : slot + _SIZE
-        ]
-        self._words[_SEQUENCE] += 1
 
     def new_epoch(self) -> None:
         """Have every reader list what is there."""
@@ -151,7 +138,8 @@ def _places_of(
 ) -> npt.NDArray[np.uint16]:
     """Return whose the blocks are that were stored; nobody's where they are gone since."""
     words = np.ascontiguousarray(records["key"])
-    slots = index.chains.find(KeyBatch(b"", words, records["hash"]))
+    hashes = np.ascontiguousarray(records["hash"])
+    slots = index.chains.find(KeyBatch(words.tobytes(), words, hashes))
     places = index.payers[slots]
     places[(slots < 0) | (kinds != STORED)] = 0
     return places

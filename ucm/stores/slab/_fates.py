@@ -13,6 +13,7 @@ hashes of the index. Moments are those of its clock, without the time the machin
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
 import weakref
@@ -22,7 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.errors import ConfigError
-from ucm.fates import ENTRY_BYTES, Fate, Sketch, Told
+from ucm.fates import ENTRY_BYTES, Fate, Sketch, Told, packed
+from ucm.native import address_of
 from ucm.stores.slab._files import FATES, NEW, Directory, map_file, seek
 
 __all__ = ["Fates", "fates_nbytes", "make_fates", "map_fates"]
@@ -34,6 +36,7 @@ _CODES: Final = {fate: code for code, fate in enumerate(_KEPT, start=1)}
 _NS_PER_MS: Final = 1_000_000
 _UNKNOWN: Final = Told(Fate.UNKNOWN)
 _NEVER: Final = Told(Fate.NEVER)
+_Four = ctypes.c_uint64 * 4
 
 
 def fates_nbytes(num_slots: int) -> int:
@@ -51,25 +54,27 @@ class Fates:
         fd: Of the file, of which a copy is kept.
     """
 
-    __slots__ = ("__weakref__", "_fd", "_nbytes", "_sketch")
+    __slots__ = ("__weakref__", "_fd", "_nbytes", "_rows", "_sketch")
 
     def __init__(self, mapping: mmap.mmap | None = None, fd: int = -1) -> None:
         self._sketch: Sketch | None = None
         if mapping is not None:
             self._fd, self._nbytes = os.dup(fd), len(mapping)
             weakref.finalize(self, os.close, self._fd)
-            words = np.frombuffer(mapping, dtype=np.uint64)
-            self._sketch = Sketch(words.reshape(2, -1))
+            words = np.frombuffer(mapping, dtype=np.uint64).reshape(2, -1)
+            self._sketch = Sketch(words)
+            self._rows = *map(address_of, words), words.shape[1] - 1
 
     def put(self, prints: npt.NDArray[np.uint64], fate: Fate, now_ns: int) -> None:
         """Put down what becomes of blocks with these hashes."""
         if len(prints) and (sketch := self._usable()) is not None:
             sketch.put(prints, _CODES[fate], now_ns // _NS_PER_MS)
 
-    def put_one(self, fingerprint: int, fate: Fate, now_ns: int) -> None:
-        """Put down what becomes of the block with this hash."""
-        if (sketch := self._usable()) is not None:
-            sketch.put_one(fingerprint, _CODES[fate], now_ns // _NS_PER_MS)
+    def place(self, fate: Fate, now_ns: int) -> "ctypes.Array[ctypes.c_uint64] | None":
+        """Return where and what native code is to put down, as ``struct fates`` has it."""
+        if self._usable() is None:
+            return None
+        return _Four(*self._rows, packed(_CODES[fate], now_ns // _NS_PER_MS))
 
     def of(self, fingerprint: int, now_ns: int) -> Told:
         """Return what became of a block that is not there."""

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreUnavailableError
 from ucm.fates import Fate
-from ucm.stores.slab._chains import NO_SLOT, KeyBatch, pack_one
+from ucm.stores.slab._chains import NO_SLOT, KeyBatch
 from ucm.stores.slab._changes import STORED
 from ucm.stores.slab._layout import (
     ABSENT,
@@ -45,7 +45,6 @@ from ucm.stores.slab._layout import (
     Word,
 )
 from ucm.stores.slab._locks import FileLock
-from ucm.stores.slab._one import holds_one, publish_one, reserve_one
 from ucm.stores.slab._reserving import Reservation
 from ucm.stores.slab._tenants import OwnOldest
 from ucm.stores.slab._used import Used
@@ -161,10 +160,6 @@ class SlotIndex(Used):
         """Return what is committed of *batch*, all of it at one moment."""
         return self.observe(lambda: self._look_up(batch))
 
-    def look_up_one(self, field: bytes, found: int) -> Sighting:
-        """Return what is committed of one packed key with this hash; takes no lock."""
-        return self.observe(lambda: self._look_up_one(field, found))
-
     def glance(self, batch: KeyBatch) -> Sighting:
         """Return the same for a hint: also where others change the index all the time."""
         return self._glance(lambda: self._look_up(batch))
@@ -172,11 +167,10 @@ class SlotIndex(Used):
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; a hint."""
         version = self.words[_VERSION]
-        slot, found = self.chains.find_one(key, self.seed)
+        slot, _ = self.chains.find_one(key, self.seed)
         is_there = slot != NO_SLOT and self.states[slot] == COMMITTED
         if version & 1 or self.words[_VERSION] != version:
-            field, found = pack_one(key, self.seed)
-            seen = self._glance(lambda: self._look_up_one(field, found))
+            seen = self.glance(self.batch([key]))
             slot, is_there = int(seen.slots[0]), bool(seen.committed[0])
         return slot if is_there else NO_SLOT
 
@@ -194,20 +188,14 @@ class SlotIndex(Used):
         return count
 
     def _look_up(self, batch: KeyBatch) -> Sighting:
+        if self.quick is not None:
+            return self.quick.look(batch)
         slots, records = self.chains.look(batch)
         committed = (slots >= 0) & (self.state[slots] == COMMITTED)
         return Sighting(committed, slots, records)
 
-    def _look_up_one(self, field: bytes, found: int) -> Sighting:
-        slot = self.chains.find_field(field, found)
-        committed = slot != NO_SLOT and self.states[slot] == COMMITTED
-        records = self.records[slot : slot + 1].copy()
-        return Sighting(np.array([committed]), np.array([slot]), records)
-
     def lost(self, seen: Sighting) -> list[bool]:
         """Return of each that was seen whether its slot no longer holds it."""
-        if len(seen.slots) == 1:
-            return [not holds_one(self, seen)]
         other = self.generation[seen.slots] != seen.generations
         lost: list[bool] = (other | (self.state[seen.slots] != COMMITTED)).tolist()
         return lost
@@ -228,11 +216,6 @@ class SlotIndex(Used):
         Raises:
             StoreFullError: Slots were wanted and none could be had.
         """
-        if len(batch) == 1:
-            with self.locked():
-                grant = reserve_one(self, batch, nbytes, owner, uses)
-            if grant is not None:
-                return grant
         return Reservation(self, batch, nbytes, owner, uses).grant()
 
     def publish(
@@ -250,9 +233,11 @@ class SlotIndex(Used):
         """
         with self.locked():
             slots, moments = grant.slots, grant.moments
-            is_one = len(slots) == 1 and not without
-            if is_one and publish_one(self, grant, int(checksums[0]), owner):
-                return
+            if self.quick is not None and len(slots) and not without:
+                told = checksums, grant.generation, owner
+                if self.quick.publish(slots, moments, *told):
+                    self.own.outdate(slots, moments)
+                    return
             if not self._still_ours(grant, owner).all():
                 raise LeaseExpiredError("the store took slots of this lease back")
             if without:  # first: a repair publishes all that is reserved together

@@ -23,7 +23,6 @@ __all__ = ["MOST_LOOKED_AT", "Oldest"]
 MOST_LOOKED_AT = 2048 * GROUP
 """Stamps after which a call gives up for now."""
 _WIDEST = 1024
-_FEW_LOOKS = 8
 _FEW = GROUP // 4
 """So many are sought in one group first: more are seldom all there."""
 _MANY = 16
@@ -66,34 +65,6 @@ class Oldest:
             groups, stamps = groups[below], stamps[below]
             np.minimum.at(self._uppers, groups // GROUP, stamps)
             np.minimum.at(self._bounds, groups, stamps)
-
-    def lower_one(self, group: int, stamp: int) -> None:
-        """Let the bounds allow for a stamp of a group, before it is written."""
-        if stamp < self._bounds[group]:
-            chunk = group // GROUP
-            self._uppers[chunk] = min(self._uppers[chunk], stamp)
-            self._bounds[group] = stamp
-
-    def pick_one(self, before: int) -> int:
-        """Return the oldest slot with a stamp below *before*; -1 if it is not near."""
-        for _ in range(_FEW_LOOKS):
-            chunk = int(self._uppers.argmin())
-            bounds, upper = self._chunks[chunk], self._uppers[chunk]
-            if upper >= before:
-                break
-            at = int(bounds.argmin())
-            group = chunk * GROUP + at
-            near = self._groups[min(group, len(self._groups) - 1)]
-            column = int(near.argmin())
-            slot, stamp = group * GROUP + column, near[column]
-            if stamp != upper:
-                bounds[at] = stamp
-                self._uppers[chunk] = bounds.min()
-            elif self._states[slot] == COMMITTED:
-                return slot
-            else:
-                near[column] = NEVER  # it was touched while it went
-        return -1
 
     def bound_of(self, group: int) -> int:
         """Return what no stamp of a group should be below."""

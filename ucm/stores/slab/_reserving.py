@@ -11,6 +11,7 @@ from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.fates import Fate
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._layout import COMMITTED, MOST, RECORD, RESERVED, Grant, Word
+from ucm.stores.slab._quick import AT_ONCE, Wishes
 from ucm.stores.slab._tenants import places_of
 from ucm.uses import Uses
 
@@ -24,6 +25,7 @@ _PIECE = 1024
 _TRIES = 64
 """Times that the lock is taken; the last time the oldest that are known must do."""
 _GENERATION, _NUM_EVICTED = int(Word.GENERATION), int(Word.NUM_EVICTED)
+_NUM_FREE = int(Word.NUM_FREE)
 _RACE_NS = 1_000_000_000
 """By how much a use elsewhere may be later than now and still give way to it."""
 _NONE = np.empty(0, dtype=np.int64)
@@ -81,12 +83,33 @@ class Reservation:
         Raises:
             StoreFullError: Slots were wanted and none could be had.
         """
+        grant = self._grant_at_once()
+        if grant is not None:
+            return grant
         grants = [self._grant_some()]
         with contextlib.suppress(StoreFullError, StoreUnavailableError):
             while len(self._later) and len(grants) < MOST // _PIECE:
                 self._ahead = self._later
                 grants.append(self._grant_some())
         return grants[0] if len(grants) == 1 else _merged(grants)
+
+    def _grant_at_once(self) -> Grant | None:
+        """Take slots by one native call, if that is built and it is easily decided."""
+        index, batch = self._index, self._batch
+        if (
+            index.quick is None
+            or self._places is not None
+            or not 0 < len(batch) <= AT_ONCE
+        ):
+            return None
+        wishes = Wishes(self._nbytes, self._owner, self._moments)
+        with index.locked():
+            evicts = index.words[_NUM_FREE] < len(batch)
+            fates = index.eviction() if evicts else None
+            if self._is_now:  # locked: none is later
+                latest = index.latest_of(len(batch))
+                wishes = Wishes(self._nbytes, self._owner, None, latest, _RACE_NS)
+            return index.quick.reserve(batch, wishes, fates)
 
     def _grant_some(self) -> Grant:
         """Take slots for the next keys; between looks at very many stamps others come."""

@@ -30,7 +30,7 @@ from ucm.stores.abc import (
     StoreStats,
 )
 from ucm.stores.slab._audit import audit
-from ucm.stores.slab._chains import NO_SLOT, pack_one
+from ucm.stores.slab._chains import NO_SLOT
 from ucm.stores.slab._changes import changes_since
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._keyspaces import describe, read_all
@@ -294,11 +294,7 @@ class SlabStore(Store):
         if slab.pool is None:
             raise ValueError("this store was opened for its index only")
         index = slab.index
-        if len(keys) == 1:
-            field, seed = pack_one(keys[0], index.seed)
-            seen = index.look_up_one(field, seed)
-        else:
-            seen = index.look_up(index.batch(keys))
+        seen = index.look_up(index.batch(keys))
         committed = seen.committed.tolist()
         if False in committed:
             raise BlockNotFoundError(keys[committed.index(False)])

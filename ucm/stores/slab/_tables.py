@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ucm import native
 from ucm.stores.slab._chains import Chains
 from ucm.stores.slab._changes import REMOVED, ChangeRing
 from ucm.stores.slab._layout import (
     ABSENT,
     COMMITTED,
     FREE,
-    GROUP,
     MOST,
     NEVER,
     RECORD,
@@ -37,6 +37,7 @@ from ucm.stores.slab._layout import (
     is_used,
 )
 from ucm.stores.slab._oldest import Oldest
+from ucm.stores.slab._quick import Quick
 from ucm.stores.slab._tally import Tally
 from ucm.stores.slab._tenants import shares_after
 
@@ -72,7 +73,6 @@ class Tables:
         self.words = self.header.data  # a word as an int, at a third of the cost
         self.records = arrays["records"]
         self.rows = self.records.view(f"V{RECORD.itemsize}")  # copied in one piece each
-        self.record_bytes = self.records.view(np.uint8).data
         self.state: npt.NDArray[np.uint8] = arrays["states"][:num_slots]
         self.states = arrays["states"].data
         self.payers: npt.NDArray[np.uint16] = arrays["payers"]
@@ -81,6 +81,10 @@ class Tables:
         self.owner: npt.NDArray[np.uint32] = self.records["owner"]
         self.generation: npt.NDArray[np.uint64] = self.records["generation"]
         self.chains = Chains(arrays["heads"], arrays["nexts"], self.state, self.records)
+        self.quick: Quick | None = None
+        if native.LIBRARY is not None:
+            self.quick = Quick(native.LIBRARY, arrays, layout)
+        self.chains.quick = self.quick
         self.tally = Tally(arrays["states"], arrays["tally"].reshape(3, -1), self.words)
         self.oldest = Oldest(
             arrays["states"], arrays["stamps"], arrays["bounds"], arrays["uppers"]
@@ -90,7 +94,6 @@ class Tables:
         )
         self._padding = arrays["states"][num_slots:], arrays["stamps"][num_slots:]
         self._journal = arrays["journal"].reshape(2, MOST)
-        self._journal_words = self._journal.data
         self._journal_tenants = arrays["journal_tenants"].reshape(2, -1)
 
     # -- a change, locked --------------------------------------------------------
@@ -126,19 +129,6 @@ class Tables:
         words[_JOURNAL_LEAVING] = num_leaving
         words[_JOURNAL_TENANTS] = num_involved
         words[_VERSION] |= 1
-
-    def begin_one(self, slot: int) -> None:
-        """Do as ``begin`` for one slot that is counted for whom it was before."""
-        words = self.words
-        self._journal_words[0, 0] = slot
-        words[_JOURNAL] = 1
-        words[_JOURNAL_TENANTS] = 0
-        words[_VERSION] |= 1
-
-    def end_one(self, slot: int) -> None:
-        """Do as ``end`` for one slot."""
-        self.tally.recount_one(slot // GROUP)
-        self.words[_VERSION] += 1
 
     def end(self, slots: npt.NDArray[np.int64]) -> None:
         """Derive what follows from the states of these slots; the change is over."""

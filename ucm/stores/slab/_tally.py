@@ -107,16 +107,6 @@ class Tally:
         at, free = np.nonzero(self._groups[groups[:enough]] == FREE)
         return (groups[at] * GROUP + free)[:count]
 
-    def find_free_one(self) -> int:
-        """Return a free slot, -1 if there is none."""
-        if not self._words[_WORDS[0]]:
-            return -1
-        group = self._words[_FREE_GROUP]
-        if not self._rows[0][group]:
-            self._words[_FREE_GROUP] = group = int(self._free.argmax())
-        states = self._states[group * GROUP : (group + 1) * GROUP].tobytes()
-        return group * GROUP + states.index(_BYTES[0])
-
     def find_reserved(self) -> npt.NDArray[np.int64]:
         """Return all slots that are being written."""
         groups = np.flatnonzero(self.counts[1])

@@ -6,6 +6,7 @@ A stamp is a moment of the machine's monotonic clock, which lives as long as its
 becomes of blocks that are used no more is put down by the same clock.
 """
 
+import ctypes
 import time
 
 import numpy as np
@@ -48,10 +49,9 @@ class Used(Tables):
         """Put down what becomes of blocks whose slots are about to be vacated."""
         self.fates.put(self.chains.hashes[slots], fate, time.monotonic_ns())
 
-    def part_with_one(self, slot: int) -> None:
-        """Put down that the block in a slot is evicted."""
-        found = int(self.chains.hashes[slot])
-        self.fates.put_one(found, Fate.EVICTED, time.monotonic_ns())
+    def eviction(self) -> "ctypes.Array[ctypes.c_uint64] | None":
+        """Return what native code puts down of blocks that it evicts, and where."""
+        return self.fates.place(Fate.EVICTED, time.monotonic_ns())
 
     def fate_of(self, key: PackedKey) -> Told:
         """Return what has become of one key: a hint, takes no lock."""
@@ -122,16 +122,12 @@ class Used(Tables):
         self._last_stamp = max(now, self._last_stamp + 1)
         return self._last_stamp
 
-    def moment_of(self, uses: Uses | None) -> int | None:
-        """Return the stamp of one block; None if it is to be retained, or paid for."""
-        moment = self.moment()
-        if uses is None:
-            return moment
-        used = max(int(uses.moments[0]), _EARLIEST)
-        return None if used > moment or uses.tenants[0] else used
+    def latest_of(self, count: int) -> int:
+        """Return the last of as many stamps for uses right now, a nanosecond apart."""
+        latest = max(time.monotonic_ns(), self._last_stamp + count)
+        self._last_stamp = latest
+        return latest
 
     def _now(self, count: int) -> npt.NDArray[np.int64]:
-        start = time.monotonic_ns() - count + 1
-        start = max(start, self._last_stamp + 1)
-        self._last_stamp = start + count - 1
-        return np.arange(start, start + count)
+        latest = self.latest_of(count)
+        return np.arange(latest - count + 1, latest + 1)
