@@ -126,6 +126,11 @@ class Native:
     def _open_slab(self, brief: ctypes.PyDLL) -> None:
         """Have the functions of ``native_slab.c``."""
         # Some microseconds each, most of them within a lock that others wait for.
+        self.slab_hash: Callable[..., Any] = brief.ucm_slab_hash
+        brief.ucm_slab_hash.restype = None
+        brief.ucm_slab_hash.argtypes = (
+            *(_ADDRESS, ctypes.c_char_p, _SIZE, ctypes.c_uint64, _ADDRESS),
+        )
         self.slab_find: Callable[..., Any] = brief.ucm_slab_find
         self.slab_look: Callable[..., Any] = brief.ucm_slab_look
         for look in (brief.ucm_slab_find, brief.ucm_slab_look):

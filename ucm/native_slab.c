@@ -84,6 +84,15 @@ static void prefetch(const struct index *index, const uint64_t *hashes, size_t c
     }
 }
 
+typedef uint64_t digest_function(const void *, size_t, uint64_t);
+
+// Hash keys as they stand in records, behind each of which is its length.
+void ucm_slab_hash(digest_function *digest, const uint8_t *keys, size_t count, uint64_t seed,
+                   uint64_t *hashes) {
+    for (const uint8_t *key = keys; count--; key += KEY_BYTES)
+        *hashes++ = digest(key, key[KEY_BYTES - 1], seed);
+}
+
 // Find keys: the slot of each, NO_SLOT for none.
 void ucm_slab_find(const struct index *index, const uint8_t *keys, const uint64_t *hashes,
                    size_t count, int64_t *slots) {

@@ -16,6 +16,7 @@ _OLDER = f"{_TESTS}::test_no_block_goes_for_one_that_was_used_before_it"
 _SOON = f"{_TESTS}::test_block_that_another_process_used_a_moment_later_gives_way"
 _LOST = f"{_TESTS}::test_lease_whose_slots_are_another_ones_publishes_nothing"
 _KNOWN = f"{_TESTS}::test_what_native_code_evicts_is_remembered"
+_HASHES = f"{_TESTS}::TestHashes"
 _BOUNDS = f"{_TESTS}::TestGarbage"
 _DEATH = (
     "tests/stores/test_slab_quick_crash.py::test_death_at_any_store_leaves_a_whole_slab"
@@ -54,6 +55,22 @@ QUICK = (
         find="    return slot >= 0 && slot < index->num_slots;",
         replace="    return slot != NO_SLOT && index;",
         killers=(f"{_BOUNDS}::test_slots_that_are_none_are_not_published",),
+    ),
+    Mutant(
+        name="another_hash_believed",
+        why="Processes of one node do not find each other's blocks.",
+        file="ucm/stores/slab/_quick.py",
+        find="    return digest if found.tolist() == expected.hashes.tolist() else None\n",
+        replace="    return digest if len(found) else None\n",
+        killers=(f"{_HASHES}::test_another_build_of_xxhash_is_not_asked[None]",),
+    ),
+    Mutant(
+        name="padding_hashed_by_native_code",
+        why="Processes of one node do not find each other's blocks.",
+        file=_NATIVE,
+        find="digest(key, key[KEY_BYTES - 1], seed)",
+        replace="digest(key, KEY_BYTES, seed)",
+        killers=(f"{_HASHES}::test_keys_of_any_length_have_the_hash_of_xxhash",),
     ),
     # Who gets a slot, and whose.
     Mutant(

@@ -44,9 +44,9 @@ SLAB = (
     Mutant(
         name="owner_numbers_begin_anew",
         why="A number that a lease still names is given to somebody else.",
-        file=_INDEX,
-        find="for word in (Word.PUBLISHING, Word.NUM_EVICTED):",
-        replace="for word in (Word.PUBLISHING, Word.NUM_EVICTED, Word.OWNER):",
+        file=_OPENED,
+        find="            index.header[Word.OWNER] = self.owner_id\n",
+        replace="",
         killers=(
             f"{_LOST}::TestWrongBytes::test_number_of_an_owner_is_not_given_again",
         ),

@@ -46,7 +46,7 @@ WHY = (
         find="            index.part_with(victims, Fate.EVICTED)\n",
         replace="",
         killers=(
-            f"{_TOLD}::test_evictions_one_by_one_and_together_are_remembered[5]",
+            f"{_TOLD}::test_evictions_one_by_one_and_together_are_remembered[python-5]",
             f"{_TOLD}::test_each_fate_is_told",
         ),
     ),
@@ -75,7 +75,7 @@ WHY = (
         file=_SLAB_FATES,
         find="if self._sketch is not None and seek(self._fd, 0, os.SEEK_END) < self._nbytes:",
         replace="if self._sketch is None:",
-        killers=(f"{_LOSS}::test_file_that_is_cut_in_use_is_let_go[trim]",),
+        killers=(f"{_LOSS}::test_file_that_is_cut_in_use_is_let_go[python-cut]",),
     ),
     Mutant(
         name="lock_given_up_to_explain",
@@ -91,7 +91,9 @@ WHY = (
         file=_SLAB_FATES,
         find="    except ConfigError:  # a link, or somebody else's\n        return True\n",
         replace="    except ConfigError:\n        return False\n",
-        killers=(f"{_LOSS}::test_what_is_not_ours_is_left_alone[swap_for_a_link]",),
+        killers=(
+            f"{_LOSS}::test_what_is_not_ours_is_left_alone[python-swap_for_a_link]",
+        ),
     ),
     Mutant(
         name="first_missing_is_one_too_late",

@@ -53,7 +53,7 @@ def make_index(tmp_path):
 
         def make(num_slots: int, data: bytes | None = None) -> Index:
             made = Index(tmp_path / "lock", num_slots, data)
-            end.callback(made.index._lock.close)
+            end.callback(made.index._lock.abandon)
             return made
 
         yield make

@@ -202,6 +202,7 @@ def test_repair_leaves_what_a_rebuild_leaves(make_index, seed):
                 made.index.admit(some)
 
         run_until(chance.choice([10**9, chance.randrange(1, 200)]), act)
+        index._lock.abandon()  # as the kernel does, wherever it was left
         rebuilt = make_index(300, bytes(made.data))
         made = make_index(300, bytes(made.data))
         made.index.seed = rebuilt.index.seed = index.seed

@@ -44,6 +44,7 @@ class TestFewKeys:
             with store.reserve(keys[1:], BLOCK_BYTES):
                 assert 0 == store.match(keys[1:])
                 assert 1 == store.match(keys)
+                assert [True, False] == store.contains(keys)
 
     def test_few_keys_are_touched_without_a_batch(self, tmp_path, monkeypatch):
         """The first outlives the second; what is not there is passed over."""

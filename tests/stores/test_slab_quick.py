@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An index that is looked into and changed by native calls is the one that Python leaves."""
 
+import ctypes
 import random
 from collections.abc import Callable
 
@@ -12,9 +13,10 @@ from tests.native_kit import build
 from tests.stores.index_kit import OWNER, Index
 from tests.stores.slab_kit import open_slab
 from ucm import native
+from ucm.blocks import PackedKey
 from ucm.errors import LeaseExpiredError, StoreFullError
 from ucm.fates import Fate
-from ucm.stores.slab import _used
+from ucm.stores.slab import _quick, _used
 from ucm.stores.slab._audit import audit
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._index import SlotIndex
@@ -35,6 +37,9 @@ _TOLD = {
     *("change_kinds", "changes"),
 }
 """Arrays of the index that say something when no change is under way, but for bounds."""
+_OTHER = ctypes.CFUNCTYPE(
+    ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
+)(lambda *_: 7)
 _WORDS = [*range(Word.JOURNAL), Word.NUM_CURBED, Word.NUM_OVER_SHARE, Word.CHANGES]
 
 
@@ -292,6 +297,35 @@ def test_what_native_code_evicts_is_remembered(tmp_path, library, monkeypatch, c
             save(store, KEYS[start : start + count])
         assert [Fate.EVICTED] * 4 == [each.fate for each in store.fates(KEYS[:4])]
         assert [Fate.STORED] * 4 == [each.fate for each in store.fates(KEYS[4:8])]
+
+
+class TestHashes:
+    def test_keys_of_any_length_have_the_hash_of_xxhash(self, make_pair):
+        """What one process has saved another one finds, whichever way it goes."""
+        keys = [PackedKey(bytes(range(size))) for size in range(86)]
+        one, other = make_pair(100)
+        assert one.index.quick.hashes_of is not None
+        for some in (keys, keys[:1], keys[5:6] * 3, []):
+            first, second = one.index.batch(some), other.index.batch(some)
+            assert first.hashes.tolist() == second.hashes.tolist()
+            assert first.fields == second.fields
+
+    @pytest.mark.parametrize("error", [ImportError, OSError, ValueError, None])
+    def test_another_build_of_xxhash_is_not_asked(self, make_pair, monkeypatch, error):
+        """Where the function is missing, or says something else, Python hashes."""
+
+        def find():
+            if error is not None:
+                raise error
+            return _OTHER
+
+        _quick._find_digest.cache_clear()
+        monkeypatch.setattr(_quick, "find_whole", find)
+        one, other = make_pair(100)
+        _quick._find_digest.cache_clear()
+        assert one.index.quick.hashes_of is None
+        assert 4 == one.save(KEYS[:4]) == other.save(KEYS[:4])
+        assert [True] * 4 == one.has(KEYS[:4])
 
 
 class TestGarbage:

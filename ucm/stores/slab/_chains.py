@@ -53,9 +53,20 @@ class KeyBatch:
     hashes: npt.NDArray[np.uint64]
 
     @classmethod
-    def of(cls, keys: Sequence[PackedKey], seed: int) -> "KeyBatch":
+    def of(
+        cls,
+        keys: Sequence[PackedKey],
+        seed: int,
+        hashes_of: "Callable[[bytes, int, int], npt.NDArray[np.uint64]] | None" = None,
+    ) -> "KeyBatch":
         """
         Pack *keys*.
+
+        Args:
+            keys: Packed, in any order.
+            seed: Of the index.
+            hashes_of: Hashes keys as they stand in records, of which there are so many,
+                with a seed; one by one if not given.
 
         Raises:
             KeyFormatError: A key is longer than any packed key.
@@ -67,12 +78,11 @@ class KeyBatch:
             fields = _PADDINGS[sizes.pop()].join([*keys, b""])
         else:
             fields = b"".join(key + _PADDINGS[len(key)] for key in keys)
+        words = np.frombuffer(fields, dtype=np.uint64).reshape(len(keys), KEY_WORDS)
+        if hashes_of is not None:
+            return cls(fields, words, hashes_of(fields, len(keys), seed))
         digests = b"".join(map(xxh3_64_digest, keys, itertools.repeat(seed)))
-        return cls(
-            fields,
-            np.frombuffer(fields, dtype=np.uint64).reshape(len(keys), KEY_WORDS),
-            np.frombuffer(digests, dtype=">u8").astype(np.uint64),
-        )
+        return cls(fields, words, np.frombuffer(digests, dtype=">u8").astype(np.uint64))
 
     def __len__(self) -> int:
         return len(self.hashes)

@@ -90,16 +90,8 @@ class SlotIndex(Used):
         """Make a new file of zeros an index, all absent; nobody else may use it."""
         self.words[Word.SEED] = self.seed = int.from_bytes(os.urandom(7))
         self.state[:] = ABSENT
-        self.empty()
-        self.words[Word.MAGIC] = MAGIC
-
-    def empty(self) -> None:
-        """Forget everything; nobody else may be using the index."""
-        self.distrust_derived()
-        self.state[self.state != ABSENT] = FREE
-        for word in (Word.PUBLISHING, Word.NUM_EVICTED):  # owners' numbers only grow
-            self.words[word] = 0
         self.rebuild(self.moment())
+        self.words[Word.MAGIC] = MAGIC
 
     def is_formatted(self) -> bool:
         """Return whether the file is an index at all."""
@@ -154,7 +146,8 @@ class SlotIndex(Used):
 
     def batch(self, keys: Sequence[PackedKey]) -> KeyBatch:
         """Return *keys* as this index compares them."""
-        return KeyBatch.of(keys, self.seed)
+        hashes_of = None if self.quick is None else self.quick.hashes_of
+        return KeyBatch.of(keys, self.seed, hashes_of)
 
     def look_up(self, batch: KeyBatch) -> Sighting:
         """Return what is committed of *batch*, all of it at one moment."""

@@ -9,15 +9,19 @@ nothing changed, and those decide.
 """
 
 import ctypes
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ucm.blocks import PackedKey
 from ucm.native import Native, address_of
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._layout import RECORD, Grant, IndexLayout, Sighting
+from ucm.xxh3 import find_whole
 
 __all__ = ["AT_ONCE", "Quick", "Wishes"]
 
@@ -30,6 +34,8 @@ _ARRAYS = (
 """In the order of ``struct index``."""
 _RECORD_BYTES = RECORD.itemsize
 _Six = ctypes.c_int64 * 6
+_Hashes = npt.NDArray[np.uint64]
+_SEED = 2**63 + 7
 
 
 @attrs.frozen(eq=False)
@@ -62,7 +68,15 @@ class Quick:
         layout: Its arrangement.
     """
 
-    __slots__ = ("_arrays", "_grant", "_grant_at", "_index", "_library")
+    __slots__ = (
+        "_arrays",
+        "_digest",
+        "_grant",
+        "_grant_at",
+        "_index",
+        "_library",
+        "hashes_of",
+    )
 
     def __init__(
         self,
@@ -79,6 +93,12 @@ class Quick:
         # One for all reservations: there is one at a time, under the lock.
         self._grant = np.zeros(2 + 3 * AT_ONCE, dtype=np.int64)
         self._grant_at = address_of(self._grant)
+        self._digest = _find_digest(library)
+        self.hashes_of = None if self._digest is None else self._hashes_of
+        """Hashes keys for ``KeyBatch.of``; None where xxhash's own code is not to be had."""
+
+    def _hashes_of(self, fields: bytes, count: int, seed: int) -> _Hashes:
+        return _hash(self._library, self._digest, fields, count, seed)
 
     def find(self, batch: KeyBatch) -> npt.NDArray[np.int64]:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
@@ -149,6 +169,28 @@ class Quick:
             self._index, *places, len(slots), generation, owner
         )
         return bool(is_ours)
+
+
+def _hash(
+    library: Native, digest: object, fields: bytes, count: int, seed: int
+) -> _Hashes:
+    hashes = np.empty(count, dtype=np.uint64)
+    if count:
+        library.slab_hash(digest, fields, count, seed, _at(hashes))
+    return hashes
+
+
+@functools.cache
+def _find_digest(library: Native) -> Callable[..., Any] | None:
+    """Return what hashes keys for native code, if it says what xxhash says."""
+    keys = [PackedKey(bytes(range(size))) for size in range(86)]
+    expected = KeyBatch.of(keys, _SEED)
+    try:
+        digest = find_whole()
+    except (ImportError, OSError, ValueError):
+        return None  # another build of xxhash
+    found = _hash(library, digest, expected.fields, len(keys), _SEED)
+    return digest if found.tolist() == expected.hashes.tolist() else None
 
 
 def _at(memory: Any) -> int:  # noqa: ANN401 - what has a buffer
