@@ -197,7 +197,7 @@ static void come_near(const struct index *index, struct near *near, int64_t grou
 
 // Find the oldest slots, each older than the key that gets it, and none that is held or paid for.
 // Returns how many there are, fewer than wanted also if there is too much to look at.
-static size_t find_oldest(const struct index *index, const int64_t *befores, size_t wanted,
+static size_t find_oldest(const struct index *index, const int64_t *times, size_t wanted,
                           const int64_t *held, size_t num_held, int64_t *slots) {
     struct near near[MOST_NEAR];
     int num_near = 0;
@@ -208,12 +208,12 @@ static size_t find_oldest(const struct index *index, const int64_t *befores, siz
         for (int at = 1; at < num_near; at++)
             if (near[at].low < oldest->low) oldest = near + at;
         if (!num_near || oldest->low > limit) {
-            if (limit >= befores[found] || num_near == MOST_NEAR) return found;
+            if (limit >= times[found] || num_near == MOST_NEAR) return found;
             come_near(index, near + num_near++, group);
             limit = lowest(index, near, num_near, &group);
             continue;
         }
-        if (oldest->low >= befores[found]) return found;
+        if (oldest->low >= times[found]) return found;
         int64_t slot = oldest->group * GROUP + oldest->column;
         oldest->stamps[oldest->column] = NEVER;
         find_low(oldest);
@@ -324,7 +324,7 @@ int64_t ucm_slab_reserve(const struct index *index, const uint8_t *keys, const u
                          const struct wishes *wishes, const struct fates *fates,
                          struct grant *grant) {
     MAY_DIE
-    int64_t held[AT_ONCE], found[AT_ONCE], befores[AT_ONCE], *victims, *words = index->words;
+    int64_t held[AT_ONCE], found[AT_ONCE], times[AT_ONCE], *victims, *words = index->words;
     size_t wanted = 0, num_held = 0, num_free, num_victims;
     if (wishes->count < 0 || wishes->count > AT_ONCE) return DECLINED;
     ucm_slab_find(index, keys, hashes, wishes->count, found);
@@ -344,11 +344,11 @@ int64_t ucm_slab_reserve(const struct index *index, const uint8_t *keys, const u
     victims = grant->slots + num_free;
     for (size_t at = 0; at < wanted; at++) {
         grant->moments[at] = moment_of(wishes, grant->positions[at]);
-        befores[at] = grant->moments[at] + wishes->slack;
+        times[at] = grant->moments[at] + wishes->slack;
     }
     if (num_victims) {
         qsort(held, num_held, sizeof *held, by_number);
-        if (find_oldest(index, befores + num_free, num_victims, held, num_held, victims) <
+        if (find_oldest(index, times + num_free, num_victims, held, num_held, victims) <
             num_victims)
             return DECLINED;
     }

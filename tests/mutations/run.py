@@ -148,7 +148,7 @@ def _has_failed(killer: str, output: str) -> bool:
 def _judge(mutant: Mutant, status: int | None, output: str) -> Outcome:
     if status is None:
         return Outcome.HUNG
-    if status == -signal.SIGSEGV:
+    if status in {-signal.SIGSEGV, -signal.SIGBUS}:
         return Outcome.CRASHED
     noticed = all(_has_failed(killer, output) for killer in mutant.killers)
     return Outcome.KILLED if status == _FAILED and noticed else Outcome.SURVIVED
