@@ -109,7 +109,7 @@ QUICK = (
         name="younger_evicted",
         why="A block that is to be kept goes for one that is older.",
         file=_NATIVE,
-        find="        if (oldest->low >= befores[found]) return found;\n",
+        find="        if (oldest->low >= times[found]) return found;\n",
         replace="",
         killers=(_OLDER,),
     ),
@@ -130,7 +130,7 @@ QUICK = (
         killers=(_TOUCHED,),
     ),
     Mutant(
-        name="looks_at_all_groups",
+        name="comes_near_all_groups",
         why="A stack is written over where the oldest lie in many places.",
         file=_NATIVE,
         find="|| num_near == MOST_NEAR) return found;",
