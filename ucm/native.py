@@ -144,7 +144,8 @@ class Native:
         self.slab_publish: Callable[..., int] = brief.ucm_slab_publish
         brief.ucm_slab_publish.restype = _NUMBER
         brief.ucm_slab_publish.argtypes = (
-            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE, _SIZE, ctypes.c_uint32),
+            *(_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _SIZE),
+            *(ctypes.c_uint64, ctypes.c_uint32),
         )
 
 

@@ -22,6 +22,8 @@
 
 enum { FREE, RESERVED, COMMITTED, NUM_COUNTED };
 enum { GROUP = 256, MOST = 4096, AT_ONCE = 1024, MOST_NEAR = 32, KEY_BYTES = 88 };
+enum { LONGEST = 1 << 16 };  // of a chain, if memory is in order: hashes are seeded
+_Static_assert(sizeof(void *) == 8, "addresses and numbers are given side by side");
 enum { REMOVED, STORED };
 enum {
     VERSION = 2, GENERATION, PUBLISHING, NUM_FREE, NUM_COMMITTED, NUM_RESERVED, NUM_EVICTED,
@@ -65,7 +67,7 @@ static int32_t *head_of(const struct index *index, uint64_t hash) {
 // Return the linked slot of a key. A chain that changes meanwhile may seem endless.
 static int64_t find(const struct index *index, const uint8_t *key, uint64_t hash) {
     int64_t slot = __atomic_load_n(head_of(index, hash), __ATOMIC_ACQUIRE);
-    for (int64_t steps = 0; is_slot(index, slot) && steps < index->num_slots; steps++) {
+    for (int64_t steps = 0; is_slot(index, slot) && steps < LONGEST; steps++) {
         const struct record *record = index->records + slot;
         if (record->hash == hash && !memcmp(record->key, key, KEY_BYTES)) return slot;
         slot = __atomic_load_n(index->nexts + slot, __ATOMIC_ACQUIRE);
@@ -97,11 +99,13 @@ void ucm_slab_hash(digest_function *digest, const uint8_t *keys, size_t count, u
 void ucm_slab_find(const struct index *index, const uint8_t *keys, const uint64_t *hashes,
                    size_t count, int64_t *slots) {
     enum { AHEAD = 32 };
+    atomic_thread_fence(memory_order_seq_cst);  // who asks has looked at the version, and will
     for (size_t at = 0; at < count; at++) {
         if (at % AHEAD == 0)
             prefetch(index, hashes + at, count - at < AHEAD ? count - at : AHEAD);
         slots[at] = find(index, keys + at * KEY_BYTES, hashes[at]);
     }
+    atomic_thread_fence(memory_order_seq_cst);
 }
 
 // Find keys; also what their slots hold, and whether that is committed: copies of records, slots,
@@ -113,8 +117,11 @@ void ucm_slab_look(const struct index *index, const uint8_t *keys, const uint64_
     ucm_slab_find(index, keys, hashes, count, slots);
     for (size_t at = 0; at < count; at++) {
         committed[at] = slots[at] != NO_SLOT && index->states[slots[at]] == COMMITTED;
-        if (slots[at] != NO_SLOT) records[at] = index->records[slots[at]];
+        if (slots[at] == NO_SLOT) continue;
+        records[at] = index->records[slots[at]];
+        committed[at] &= !memcmp(records[at].key, keys + at * KEY_BYTES, KEY_BYTES);
     }
+    atomic_thread_fence(memory_order_seq_cst);
 }
 
 static int by_number(const void *one, const void *other) {
@@ -274,13 +281,11 @@ static void tell(const struct index *index, uint8_t kind, const int64_t *slots, 
 
 static void unlink_slot(const struct index *index, int64_t slot) {
     int32_t *place = head_of(index, index->records[slot].hash);
-    for (int64_t steps = 0; steps < index->num_slots; steps++) {
-        if (*place == slot) {
-            PUT(*place, index->nexts[slot]);
-            return;
-        }
-        if (!is_slot(index, *place)) return;
-        place = index->nexts + *place;
+    for (int64_t steps = 0; steps < LONGEST; steps++) {
+        int32_t linked = *place;
+        if (linked == slot) PUT(*place, index->nexts[slot]);
+        if (linked == slot || !is_slot(index, linked)) return;
+        place = index->nexts + linked;
     }
 }
 
@@ -319,7 +324,7 @@ static int64_t moment_of(const struct wishes *wishes, int64_t at) {
 }
 
 // Take a slot for each key that has none, with the lock held. Returns how many these are;
-// DECLINED, with nothing changed, if some cannot have one so easily.
+// DECLINED, with no more changed than where to look first, if some cannot have one so easily.
 int64_t ucm_slab_reserve(const struct index *index, const uint8_t *keys, const uint64_t *hashes,
                          const struct wishes *wishes, const struct fates *fates,
                          struct grant *grant) {
@@ -338,6 +343,7 @@ int64_t ucm_slab_reserve(const struct index *index, const uint8_t *keys, const u
             return DECLINED;  // whoever writes it may be gone
     }
     grant->num_stored = (int64_t)num_held;
+    grant->generation = 0;
     if (!wanted) return 0;
     num_free = find_free(index, wanted, grant->slots);
     num_victims = wanted - num_free;

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("by_python")]
 OLD, NEW = make_keys(3), make_keys(4, first=10)
 WATCHED = (
     *("_index.py", "_chains.py", "_oldest.py"),
-    *("_one.py", "_reserving.py", "_tables.py", "_tally.py", "_tenants.py", "_used.py"),
+    *("_reserving.py", "_tables.py", "_tally.py", "_tenants.py", "_used.py"),
 )
 
 

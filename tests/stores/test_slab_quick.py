@@ -21,7 +21,7 @@ from ucm.stores.slab._audit import audit
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._index import SlotIndex
 from ucm.stores.slab._layout import GROUP, Grant, Limits, Word
-from ucm.stores.slab._quick import Wishes
+from ucm.stores.slab._quick import Quick, Wishes
 from ucm.stores.slab._reserving import Reservation
 from ucm.testing.store_blocks import (
     make_keys,
@@ -40,6 +40,7 @@ _TOLD = {
 _OTHER = ctypes.CFUNCTYPE(
     ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
 )(lambda *_: 7)
+_GUARD = 1 << 16
 _WORDS = [*range(Word.JOURNAL), Word.NUM_CURBED, Word.NUM_OVER_SHARE, Word.CHANGES]
 
 
@@ -140,7 +141,8 @@ def draw_uses(chance: random.Random, count: int, now: int) -> Uses | None:
     if kind == "mixed":
         chance.shuffle(moments)
     if kind in {"soon", "later"}:
-        moments = [now + (10**8 if kind == "soon" else 10**12)] * count
+        ahead = 10**8 if kind == "soon" else 10**12
+        moments = [each + ahead for each in moments]
     return uses_at(moments, tenant=chance.choice([5, 6]) if kind == "tenant" else 0)
 
 
@@ -328,40 +330,67 @@ class TestHashes:
         assert [True] * 4 == one.has(KEYS[:4])
 
 
+class Apart:
+    """A copy of an index, each array between others that nobody may write to."""
+
+    def __init__(self, made: Index, library: native.Native) -> None:
+        layout, self._guards = made.index.layout, []
+        self._room = np.full(2 * len(made.data) + 20 * _GUARD, 0xA5, dtype=np.uint8)
+        self.arrays, at = {}, _GUARD
+        for name in _quick._ARRAYS:
+            offset, dtype, length = layout.place()[name]
+            nbytes = dtype.itemsize * length
+            part = self._room[at : at + nbytes]
+            part[:] = np.frombuffer(made.data, np.uint8, nbytes, offset)
+            self.arrays[name] = part.view(dtype)
+            self._guards.append(self._room[at - _GUARD : at])
+            at += nbytes + -nbytes % 64 + _GUARD
+            self._guards.append(self._room[at - _GUARD : at])
+        self.quick = Quick(library, self.arrays, layout)
+
+    def is_whole(self) -> bool:
+        """Return whether nothing stands between the arrays."""
+        return all((guard == 0xA5).all() for guard in self._guards)
+
+
 class TestGarbage:
     """Memory that somebody else has written to."""
 
-    @pytest.mark.parametrize("seed", range(30))
-    def test_no_number_in_memory_leads_out_of_it(self, seed, make_pair):
-        """Whatever stands in the index, calls stay within it and come to an end."""
+    @pytest.mark.parametrize("seed", range(40))
+    def test_no_number_in_memory_leads_out_of_it(self, seed, make_pair, library):
+        """Whatever stands in the index, calls write within it and come to an end."""
         made, _ = make_pair(NUM_SLOTS)
         made.save(KEYS[:NUM_SLOTS])
-        offsets = made.index.layout.place()
-        edge = len(made.data)
-        chance = np.random.default_rng(seed)
-        names = chance.permutation(sorted(offsets))[: seed % 5 + 1]
-        for name in names:
-            offset, dtype, length = offsets[name]
-            noise = chance.integers(0, 256, dtype.itemsize * length, dtype=np.uint8)
-            if seed % 2:  # numbers that are only a little too large, or too small
-                noise = (chance.integers(-2, NUM_SLOTS + 2, length)).astype(
-                    dtype if dtype.kind in "iu" else np.int64
-                )
-            text = noise.tobytes()[: dtype.itemsize * length]
-            made.data[offset : offset + len(text)] = text
-        index = made.index
-        batch = index.batch(KEYS[NUM_SLOTS - 5 : NUM_SLOTS + 200])
+        chance, apart = np.random.default_rng(seed), Apart(made, library)
+        for name in chance.permutation(sorted(apart.arrays))[: seed % 5 + 1]:
+            array = apart.arrays[name].view(np.uint8)
+            array[:] = chance.integers(0, 256, len(array), dtype=np.uint8)
+            if seed % 2 and apart.arrays[name].dtype.kind in "iu":
+                # Numbers that are only a little too large, or too small.
+                near = chance.integers(-300, NUM_SLOTS + 300, len(apart.arrays[name]))
+                apart.arrays[name][:] = near.astype(apart.arrays[name].dtype)
+        quick = apart.quick
+        batch = made.index.batch(KEYS[NUM_SLOTS - 5 : NUM_SLOTS + 200])
         for _ in range(3):
-            index.quick.find(batch)
-            index.quick.look(batch)
+            quick.find(batch)
+            quick.look(batch)
             wishes = Wishes(4096, OWNER, None, 10**12, 10**9)
-            grant = index.quick.reserve(batch, wishes, None)
+            grant = quick.reserve(batch, wishes, None)
             if grant is not None and len(grant.slots):
                 assert set(grant.slots.tolist()) <= set(range(NUM_SLOTS))
                 sums = np.zeros(len(grant.slots), dtype=np.uint64)
-                told = grant.slots, grant.moments, sums, grant.generation, OWNER
-                index.quick.publish(*told)
-        assert edge == len(made.data)
+                quick.publish(grant.slots, grant.moments, sums, grant.generation, OWNER)
+        assert apart.is_whole()
+
+    def test_fewer_moments_than_keys_are_refused(self, make_pair):
+        """A host that says too little is told so, and nothing else is granted."""
+        made, other = make_pair(NUM_SLOTS)
+        for each in (made, other):
+            with pytest.raises(IndexError):
+                each.save(KEYS[:4], uses_at([1, 1]))
+        sums = np.zeros(1, dtype=np.uint64)
+        with pytest.raises(ValueError, match="2 moments and 1 checksums"):
+            made.index.quick.publish(np.arange(2), np.arange(2), sums, 0, OWNER)
 
     @pytest.mark.parametrize("slot", [-1, NUM_SLOTS, 2**40])
     def test_slots_that_are_none_are_not_published(self, make_pair, slot):

@@ -24,7 +24,7 @@ from ucm.stores.slab._layout import KEY_WORDS, is_used
 if TYPE_CHECKING:
     from ucm.stores.slab._quick import Quick
 
-__all__ = ["NO_SLOT", "Chains", "KeyBatch", "pack_one", "unpack_key", "unpack_keys"]
+__all__ = ["NO_SLOT", "Chains", "KeyBatch", "unpack_key", "unpack_keys"]
 
 NO_SLOT = -1
 _FEW = 64
@@ -42,15 +42,18 @@ class KeyBatch:
     Packed keys in the form in which the index compares them.
 
     Args:
-        fields: All keys as they stand in their records, back to back.
-        words: The same as ``[n, KEY_WORDS]`` uint64: zero padded, length in the last
-            byte.
+        fields: All keys as they stand in their records, back to back: zero padded, length
+            in the last byte.
         hashes: ``[n]`` uint64, seeded.
     """
 
     fields: bytes
-    words: npt.NDArray[np.uint64]
     hashes: npt.NDArray[np.uint64]
+
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The fields as ``[n, KEY_WORDS]``."""
+        return np.frombuffer(self.fields, dtype=np.uint64).reshape(-1, KEY_WORDS)
 
     @classmethod
     def of(
@@ -78,11 +81,10 @@ class KeyBatch:
             fields = _PADDINGS[sizes.pop()].join([*keys, b""])
         else:
             fields = b"".join(key + _PADDINGS[len(key)] for key in keys)
-        words = np.frombuffer(fields, dtype=np.uint64).reshape(len(keys), KEY_WORDS)
         if hashes_of is not None:
-            return cls(fields, words, hashes_of(fields, len(keys), seed))
+            return cls(fields, hashes_of(fields, len(keys), seed))
         digests = b"".join(map(xxh3_64_digest, keys, itertools.repeat(seed)))
-        return cls(fields, words, np.frombuffer(digests, dtype=">u8").astype(np.uint64))
+        return cls(fields, np.frombuffer(digests, dtype=">u8").astype(np.uint64))
 
     def __len__(self) -> int:
         return len(self.hashes)
@@ -90,24 +92,11 @@ class KeyBatch:
     def part(self, start: int, stop: int) -> "KeyBatch":
         """Return the keys from *start* to *stop*."""
         fields = self.fields[start * _KEY_FIELD : stop * _KEY_FIELD]
-        return KeyBatch(fields, self.words[start:stop], self.hashes[start:stop])
+        return KeyBatch(fields, self.hashes[start:stop])
 
     def at(self, positions: npt.NDArray[np.int64]) -> "KeyBatch":
         """Return the keys at *positions*."""
-        words = self.words[positions]
-        return KeyBatch(words.tobytes(), words, self.hashes[positions])
-
-
-def pack_one(key: PackedKey, seed: int) -> tuple[bytes, int]:
-    """
-    Return a key as it stands in records, and its hash.
-
-    Raises:
-        KeyFormatError: It is longer than any packed key.
-    """
-    if len(key) > _MAX_KEY_BYTES:
-        raise KeyFormatError(f"a key has more than {_MAX_KEY_BYTES} bytes")
-    return key + _PADDINGS[len(key)], xxh3_64_intdigest(key, seed)
+        return KeyBatch(self.words[positions].tobytes(), self.hashes[positions])
 
 
 def unpack_key(words: npt.NDArray[np.uint64]) -> PackedKey:

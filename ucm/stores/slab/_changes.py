@@ -137,9 +137,8 @@ def _places_of(
     index: "SlotIndex", records: npt.NDArray[Any], kinds: npt.NDArray[np.uint8]
 ) -> npt.NDArray[np.uint16]:
     """Return whose the blocks are that were stored; nobody's where they are gone since."""
-    words = np.ascontiguousarray(records["key"])
     hashes = np.ascontiguousarray(records["hash"])
-    slots = index.chains.find(KeyBatch(words.tobytes(), words, hashes))
+    slots = index.chains.find(KeyBatch(records["key"].tobytes(), hashes))
     places = index.payers[slots]
     places[(slots < 0) | (kinds != STORED)] = 0
     return places

@@ -54,7 +54,7 @@ class Fates:
         fd: Of the file, of which a copy is kept.
     """
 
-    __slots__ = ("__weakref__", "_fd", "_nbytes", "_rows", "_sketch")
+    __slots__ = ("__weakref__", "_fd", "_nbytes", "_rows", "_sketch", "_words")
 
     def __init__(self, mapping: mmap.mmap | None = None, fd: int = -1) -> None:
         self._sketch: Sketch | None = None
@@ -63,6 +63,7 @@ class Fates:
             weakref.finalize(self, os.close, self._fd)
             words = np.frombuffer(mapping, dtype=np.uint64).reshape(2, -1)
             self._sketch = Sketch(words)
+            self._words = words  # who has been given its place may write there late
             self._rows = *map(address_of, words), words.shape[1] - 1
 
     def put(self, prints: npt.NDArray[np.uint64], fate: Fate, now_ns: int) -> None:

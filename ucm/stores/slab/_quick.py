@@ -4,8 +4,8 @@ The index by one native call each, where ``native_slab.c`` is built: looks, and 
 
 What is found, granted and written, and in which order, is the same as by the modules beside
 this one. Where there is more to decide than who is oldest (tenants that have their share,
-writers that may be gone, keys in another order than their uses) a call declines, with
-nothing changed, and those decide.
+writers that may be gone, keys in another order than their uses) a call declines, with no more
+changed than where to look first, and those decide.
 """
 
 import ctypes
@@ -163,7 +163,14 @@ class Quick:
         generation: int,
         owner: int,
     ) -> bool:
-        """Make slots visible in one step, locked; return whether all were still ours."""
+        """
+        Make slots visible in one step, locked; return whether all were still ours.
+
+        Raises:
+            ValueError: There are not as many moments and checksums as slots.
+        """
+        if not len(slots) == len(moments) == len(checksums):
+            raise ValueError(f"{len(moments)} moments and {len(checksums)} checksums")
         places = _at(slots), _at(moments), _at(checksums)
         is_ours = self._library.slab_publish(
             self._index, *places, len(slots), generation, owner

@@ -280,7 +280,7 @@ class SlabStore(Store):
         for lease in owed:
             lease.discard()
         batch = slab.index.batch(keys)
-        grant = slab.supply.reserve(batch, block_bytes, slab.owner_id, uses)
+        grant = slab.supply.reserve(batch, int(block_bytes), slab.owner_id, uses)
         slots = HostSlots(slab.pool, grant.slots, block_bytes)
         lease = SlabWriteLease(slab, tuple(keys), grant, slots, self._forget)
         with self._leases_lock:
