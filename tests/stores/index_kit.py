@@ -6,13 +6,17 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from ucm import native
 from ucm.blocks import PackedKey
+from ucm.stores.slab import _quick
 from ucm.stores.slab._index import SlotIndex
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._locks import FileLock
+from ucm.stores.slab._quick import Quick
 from ucm.uses import Uses
 
 OWNER = 1
+_GUARD = 1 << 16
 
 
 def find_dead(owners: Iterable[int]) -> list[int]:
@@ -42,3 +46,26 @@ class Index:
     def has(self, keys: list[PackedKey]) -> list[bool]:
         """Return which keys are committed."""
         return self.index.look_up(self.index.batch(keys)).committed.tolist()
+
+
+class Apart:
+    """A copy of an index, each array between others that nobody may write to."""
+
+    def __init__(self, made: Index, library: native.Native) -> None:
+        layout, self._guards = made.index.layout, []
+        self._room = np.full(2 * len(made.data) + 20 * _GUARD, 0xA5, dtype=np.uint8)
+        self.arrays, at = {}, _GUARD
+        for name in _quick._ARRAYS:
+            offset, dtype, length = layout.place()[name]
+            nbytes = dtype.itemsize * length
+            part = self._room[at : at + nbytes]
+            part[:] = np.frombuffer(made.data, np.uint8, nbytes, offset)
+            self.arrays[name] = part.view(dtype)
+            self._guards.append(self._room[at - _GUARD : at])
+            at += nbytes + -nbytes % 64 + _GUARD
+            self._guards.append(self._room[at - _GUARD : at])
+        self.quick = Quick(library, self.arrays, layout)
+
+    def is_whole(self) -> bool:
+        """Return whether nothing stands between the arrays."""
+        return all((guard == 0xA5).all() for guard in self._guards)

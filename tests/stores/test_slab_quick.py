@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.native_kit import build
-from tests.stores.index_kit import OWNER, Index
+from tests.stores.index_kit import OWNER, Apart, Index
 from tests.stores.slab_kit import open_slab
 from ucm import native
 from ucm.blocks import PackedKey
@@ -21,7 +21,7 @@ from ucm.stores.slab._audit import audit
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._index import SlotIndex
 from ucm.stores.slab._layout import GROUP, Grant, Limits, Word
-from ucm.stores.slab._quick import Quick, Wishes
+from ucm.stores.slab._quick import Wishes
 from ucm.stores.slab._reserving import Reservation
 from ucm.testing.store_blocks import (
     make_keys,
@@ -40,7 +40,6 @@ _TOLD = {
 _OTHER = ctypes.CFUNCTYPE(
     ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint64
 )(lambda *_: 7)
-_GUARD = 1 << 16
 _WORDS = [*range(Word.JOURNAL), Word.NUM_CURBED, Word.NUM_OVER_SHARE, Word.CHANGES]
 
 
@@ -328,29 +327,6 @@ class TestHashes:
         assert one.index.quick.hashes_of is None
         assert 4 == one.save(KEYS[:4]) == other.save(KEYS[:4])
         assert [True] * 4 == one.has(KEYS[:4])
-
-
-class Apart:
-    """A copy of an index, each array between others that nobody may write to."""
-
-    def __init__(self, made: Index, library: native.Native) -> None:
-        layout, self._guards = made.index.layout, []
-        self._room = np.full(2 * len(made.data) + 20 * _GUARD, 0xA5, dtype=np.uint8)
-        self.arrays, at = {}, _GUARD
-        for name in _quick._ARRAYS:
-            offset, dtype, length = layout.place()[name]
-            nbytes = dtype.itemsize * length
-            part = self._room[at : at + nbytes]
-            part[:] = np.frombuffer(made.data, np.uint8, nbytes, offset)
-            self.arrays[name] = part.view(dtype)
-            self._guards.append(self._room[at - _GUARD : at])
-            at += nbytes + -nbytes % 64 + _GUARD
-            self._guards.append(self._room[at - _GUARD : at])
-        self.quick = Quick(library, self.arrays, layout)
-
-    def is_whole(self) -> bool:
-        """Return whether nothing stands between the arrays."""
-        return all((guard == 0xA5).all() for guard in self._guards)
 
 
 class TestGarbage:
