@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``ucm/native.c``, compiled for a test."""
+"""``ucm/native.c`` and ``native_slab.c``, compiled for a test."""
 
 import shutil
 import subprocess

@@ -60,7 +60,10 @@ class Wishes:
 
 class Quick:
     """
-    The calls for one index.
+    The calls for one index: each holds the interpreter lock, for microseconds.
+
+    Looks come from any thread; reservations and publications from whoever holds the lock
+    of the index, one at a time.
 
     Args:
         library: With the functions.
@@ -70,7 +73,6 @@ class Quick:
 
     __slots__ = (
         "_arrays",
-        "_digest",
         "_grant",
         "_grant_at",
         "_index",
@@ -93,12 +95,9 @@ class Quick:
         # One for all reservations: there is one at a time, under the lock.
         self._grant = np.zeros(2 + 3 * AT_ONCE, dtype=np.int64)
         self._grant_at = address_of(self._grant)
-        self._digest = _find_digest(library)
-        self.hashes_of = None if self._digest is None else self._hashes_of
+        digest = _find_digest(library)
+        self.hashes_of = digest and functools.partial(_hash, library, digest)
         """Hashes keys for ``KeyBatch.of``; None where xxhash's own code is not to be had."""
-
-    def _hashes_of(self, fields: bytes, count: int, seed: int) -> _Hashes:
-        return _hash(self._library, self._digest, fields, count, seed)
 
     def find(self, batch: KeyBatch) -> npt.NDArray[np.int64]:
         """Return the linked slot of each key, ``NO_SLOT`` where there is none."""
