@@ -39,10 +39,12 @@ struct digester {
 };
 
 // Copy past the caches, which read what they write over, and would lose what is computed with.
+// Not where lines of one side lie across those of the other: a load then waits for the line just
+// written if it is as far into its page, as CPUs of Intel compare no more (0.5 GB/s and not 6).
 static void copy_past(uint8_t *to, const uint8_t *from, size_t nbytes) {
 #ifdef __SSE2__
     size_t head = -(uintptr_t)to % 64;
-    if (nbytes >= head + 64) {
+    if (nbytes >= head + 64 && ((uintptr_t)to - (uintptr_t)from) % 64 == 0) {
         memcpy(to, from, head);
         for (to += head, from += head, nbytes -= head; nbytes >= 64; nbytes -= 64)
             for (int part = 0; part < 4; part++, to += 16, from += 16)

@@ -18,19 +18,23 @@ from ucm.plan import HostSlots
 SIZES = np.array([1, 15, 16, 63, 64, 65, 127, 128, 129, 4097, (1 << 20) + 77])
 
 
+@pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize("read_next", [False, True])
 def test_bytes_of_any_length_lie_where_they_belong(
-    tmp_path: Path, read_next: bool
+    tmp_path: Path, read_next: bool, across: bool
 ) -> None:
-    """Wherever they begin and end: what is copied past the caches goes by lines of these, and all
-    around stays as it was."""
+    """Wherever they begin and end: what is copied past the caches goes by lines of these, unless
+    those of one side lie across those of the other, and all around stays as it was."""
     moves = build(tmp_path).moves
     dice = np.random.default_rng(3)
     room = 2 * int(SIZES.sum()) + 200 * len(SIZES)
     for _ in range(50):
-        source = dice.integers(0, 256, room, np.uint8)
+        source = dice.integers(0, 256, room + 64, np.uint8)
         target = dice.integers(0, 256, room, np.uint8)
         gaps = dice.integers(0, 100, (2, len(SIZES)))
+        if not across:
+            source = source[(address(target) - address(source)) % 64 :]
+            gaps[1] = gaps[0]
         starts = np.cumsum(gaps + SIZES, axis=1) - SIZES
         wanted = target.copy()
         for to, at, size in zip(*starts, SIZES, strict=True):

@@ -191,7 +191,8 @@ class TestLoads:
                 computed_tokens=0,
                 external_tokens=4 * len(blocks),
             )
-        assert MatchReason.NO_ROOM is adapter.match_prefix("v", 99, HASHES, 0).reason
+        full = adapter.match_prefix("v", 99, HASHES, 0)
+        assert (0, MatchReason.NO_ROOM) == (full.tokens, full.reason)
         plan = adapter.plan_step(StepFacts())
         assert (8, "") == (
             sum(len(one.block_ids) for one in plan.loads),
