@@ -23,11 +23,15 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/backends/_crew.py": 1,  # hands an error to whoever awaits the batch
     "ucm/cache/calls.py": 1,  # tells what a host's own call raised
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
+    "ucm/loop.py": 1,  # tells who joins that a start which raised is over
+    "ucm/pipeline/guard.py": 1,  # a device's error must not keep a ticket from its end
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over
+    "ucm/pipeline/outcomes.py": 1,  # a host's error may not be able to say what it is
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it
     "ucm/pipeline/runner.py": 4,  # ends a ticket with its stage's error: thread, loop
     "ucm/pipeline/stage.py": 1,  # tells what would end the thread, of a host's own stage
     "ucm/pipeline/workers.py": 1,  # what gives slots back must not end its thread
+    "ucm/spans.py": 1,  # the host's own processors of spans may raise anything
     "tests/kit/simulation.py": 1,  # hands a simulated thread's error to the run
 }
 """Supervision points: file to number of handlers that may catch every error."""

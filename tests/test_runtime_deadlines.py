@@ -3,10 +3,15 @@
 
 import threading
 
-from tests.rig import keys_of, order, running
+from tests.rig import BLOCK_BYTES, NUM_BLOCKS, keys_of, order, running, running_on
+from ucm.devices.cpu import CPUDevice
+from ucm.errors import DeviceError
 from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.tickets import Direction, OutcomeKind
-from ucm.testing.faults import Fault, FaultPlan, Gate
+from ucm.reasons import Reason
+from ucm.stores.memory import MemoryStore
+from ucm.stores.wrap import WrapperStore
+from ucm.testing.faults import Fault, FaultDevice, FaultPlan, Gate, raising
 
 SAVE, LOAD = Direction.SAVE, Direction.LOAD
 LONG = 1000.0
@@ -14,10 +19,28 @@ LONG = 1000.0
 PATIENT = {"timeout": {"fence": 60.0}}
 
 
-def back_in_service(rig):
-    """Wait until the runtime has seen that the store's calls have returned."""
-    while any(rig.runtime._pipeline._deadlines._hung.values()):
+class Clinging(WrapperStore):
+    """A store that takes slots back behind a gate."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.gate = Gate()
+
+    def reserve(self, keys, block_bytes, uses=None):
+        """Return a lease whose slots are given back behind the gate."""
+        lease = super().reserve(keys, block_bytes, uses)
+        discard = lease.discard
+        lease.discard = lambda: (self.gate(), discard())
+        return lease
+
+
+def await_hung(rig, *, is_hung=True):
+    """Wait until the runtime has seen that the store's calls hang, or have returned."""
+    for _ in range(6000):
+        if is_hung is bool(rig.runtime._pipeline.queue._held_off):
+            return
         rig.runtime.wait_for_notice(0.01)
+    raise TimeoutError
 
 
 class TestDeadlines:
@@ -36,7 +59,7 @@ class TestDeadlines:
             words = rig.submit(order(3, SAVE, range(3, 4), range(1, 2)))
             assert ["store_hung"] == words
             gate.open()
-            back_in_service(rig)
+            await_hung(rig, is_hung=False)
             rig.submit(order(4, SAVE, range(4, 5), range(1, 2)))
             assert OutcomeKind.COMMITTED is rig.settle()[4].kind
             assert [False, False, True] == rig.store.contains(keys_of(1, 2, 4))
@@ -85,6 +108,39 @@ class TestDeadlines:
             before = rig.content(range(20, 24))
             gate.open()
         assert before == rig.content(range(20, 24))
+
+    def test_hang_is_noticed_though_its_load_was_withdrawn(self):
+        """Nobody waits for the load any more, but those behind it would."""
+        gate = Gate()
+        with running(plan=FaultPlan(Fault("read", gate))) as rig:
+            rig.submit(order(1, LOAD, [1], [1]))
+            gate.wait_reached()
+            rig.runtime.abandon([1], Reason.WITHDRAWN)
+            assert Reason.WITHDRAWN is rig.settle()[1].reason
+            rig.submit(order(2, LOAD, [2], [2], request="other"))
+            rig.advance(LONG)
+            await_hung(rig)
+            words = rig.submit(order(3, LOAD, [3], [3], request="third"))
+            assert [Reason.STORE_HUNG] == words
+            assert rig.settle()[2].reason in (Reason.DEADLINE, Reason.STORE_HUNG)
+            gate.open()
+            await_hung(rig, is_hung=False)
+
+    def test_hang_while_slots_are_given_back_is_noticed(self):
+        """What is behind it would wait for the store as well."""
+        plan = FaultPlan(Fault("gather", raising(DeviceError("once"))))
+        store = Clinging(MemoryStore(capacity_blocks=8, block_bytes=BLOCK_BYTES))
+        with running_on(store, FaultDevice(CPUDevice(NUM_BLOCKS), plan)) as rig:
+            rig.submit(order(1, SAVE, [1], [1]))
+            store.gate.wait_reached()
+            assert OutcomeKind.FAILED is rig.settle()[1].kind
+            rig.advance(LONG)
+            await_hung(rig)
+            assert [Reason.STORE_HUNG] == rig.submit(order(2, SAVE, [2], [2]))
+            store.gate.open()
+            await_hung(rig, is_hung=False)
+            rig.submit(order(3, SAVE, [3], [3]))
+            assert OutcomeKind.COMMITTED is rig.settle()[3].kind
 
     def test_load_that_lands_after_it_was_given_up_is_told_in_the_end(self):
         """A load whose copy overruns every limit ends as failed; its blocks are given

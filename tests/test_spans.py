@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -27,6 +27,14 @@ def exported(monkeypatch):
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
     return exporter
+
+
+class Broken(SpanProcessor):
+    """A processor that raises whenever a span begins."""
+
+    def on_start(self, span, parent_context=None):
+        """Raise."""
+        raise RuntimeError
 
 
 def save(rig, traceparent):
@@ -115,6 +123,20 @@ class TestSpans:
         (line,) = [e for e in rig.tracer.events if "ticket.settled" == e["event"]]
         assert (TRACE_ID, 5) == (line["trace_id"], line["step"])
         assert before is trace.get_tracer_provider()
+
+    def test_processor_that_raises_is_the_hosts_own_matter(self, monkeypatch):
+        """The SDK lets through what a processor of the host's raises at a span's start; the
+        load fails as it would without, and others go on."""
+        provider = TracerProvider()
+        provider.add_span_processor(Broken())
+        monkeypatch.setattr(trace, "get_tracer", provider.get_tracer)
+        with running() as rig:
+            rig.runtime.begin_step(5, {1: TRACEPARENT})
+            rig.submit(order(1, Direction.LOAD, [1], [1]))
+            assert "evicted" == rig.settle()[1].reason
+            rig.submit(order(2, Direction.LOAD, [2], [2]))
+            assert "evicted" == rig.settle()[2].reason
+            assert "" == rig.runtime.failure
 
     def test_process_without_opentelemetry_pays_nothing(self, monkeypatch):
         """What the host has not imported is not imported for it."""

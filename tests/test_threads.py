@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from ucm.threads import SYSTEM, Threads
+from ucm.testing.faults import raising
+from ucm.threads import SYSTEM, Aside, Threads
 
 
 class Ticking(Threads):
@@ -34,6 +35,45 @@ class TestSlowly:
         threads = Ticking(seconds)
         assert list(range(9)) == list(threads.slowly(range(9)))
         assert ways == threads.ways
+
+
+class Refused(Threads):
+    """Threads that the system does not start at first."""
+
+    def __init__(self, times):
+        self._left = times
+
+    def thread(self, target, name):
+        """Return one that may not start."""
+        made = super().thread(target, name)
+        if self._left:
+            self._left -= 1
+            made.start = raising(RuntimeError("can't start new thread"))
+        return made
+
+
+class TestAside:
+    def test_job_for_which_there_is_no_thread_is_done_with_the_next(self):
+        """Who has a job done hears nothing of it, and closes as ever."""
+        done, is_done = [], threading.Event()
+
+        def do(job):
+            done.append(job)
+            if job == "third":
+                is_done.set()
+
+        aside = Aside("ucm-test", do, Refused(2))
+        for job in ("first", "second", "third"):
+            aside.put(job)
+        assert is_done.wait(60.0)
+        assert ["first", "second", "third"] == done
+        assert aside.close(60.0)
+
+    def test_nothing_is_left_of_one_that_never_began(self):
+        """A close has no thread to wait for."""
+        aside = Aside("ucm-test", raising(AssertionError), Refused(1))
+        aside.put("job")
+        assert aside.close(60.0)
 
 
 class TestGiveWay:

@@ -12,10 +12,11 @@ submits. When the loop or a copy thread dies, everything that is open is settled
 offers are refused, and ``failure`` says why; nothing ever waits for a dead thread.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from ucm.affinity import AffinityPlan, bind_thread, format_cpulist, num_hashing
+from ucm.affinity import AffinityPlan, bind_thread, num_hashing
 from ucm.blocks import RowId, ShardId, TransferId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device, Fence
@@ -33,12 +34,12 @@ from ucm.pipeline.pipeline import Pipeline
 from ucm.pipeline.recorder import Notice, NoticeKind, Recorder
 from ucm.pipeline.ring import EdgeRing
 from ucm.pipeline.save import OwnStages
-from ucm.pipeline.tickets import Outcome, OutcomeKind, Ticket
+from ucm.pipeline.tickets import Outcome, OutcomeKind
 from ucm.reasons import Reason
 from ucm.scheduler.messages import SpanOrder
 from ucm.stores.abc import Store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import RUNTIME_CLOSED, THREAD_BOUND, Log
+from ucm.tracing import RUNTIME_CLOSED, Log
 
 __all__ = ["Runtime"]
 
@@ -177,10 +178,12 @@ class Runtime:
         """
         if self._closed:
             raise PipelineClosedError("the runtime is closed")
-        self._pinning.begin()
         self._mailbox.on_put = on_notice
+        await self._loop.serve(self._begin)
+
+    def _begin(self) -> None:
+        self._pinning.begin()
         self._recorder.started(self._store, self._device)
-        await self._loop.serve()
 
     @property
     def ring(self) -> EdgeRing:
@@ -255,18 +258,12 @@ class Runtime:
                 engine would compute into its blocks might be overwritten.
         """
         self._take_in()
-        return self._waits.for_loads(
-            transfer_ids, lambda ticket, timeout: ticket.wait_copied(row_ids, timeout)
-        )
+        return self._waits.for_loads(transfer_ids, row_ids)
 
     def wait_loaded(self, transfer_ids: Iterable[int]) -> list[int]:
         """Block until loads are over and nothing writes their blocks; as ``wait_rows``."""
-
-        def over(ticket: Ticket, timeout: float) -> bool:
-            return ticket.wait_told(timeout) and ticket.guard.wait_released(timeout)
-
         self._take_in()
-        return self._waits.for_loads(transfer_ids, over)
+        return self._waits.for_loads(transfer_ids)
 
     def poll(self) -> list[Notice]:
         """Return what has happened since the last call. Never blocks."""
@@ -366,9 +363,7 @@ class Runtime:
 
     def _bind_copy_thread(self) -> None:
         if self._affinity is not None:
-            bound = bind_thread(self._affinity)
-            tell = self._log.info if bound == self._affinity else self._log.warning
-            tell(THREAD_BOUND, cpus=format_cpulist(bound.cpus), reason=bound.reason)
+            self._recorder.bound(self._affinity, bind_thread(self._affinity))
 
     def _loop_ended(self) -> None:
         """Fail, and give up the copies that only the loop would have seen to end."""
@@ -387,11 +382,15 @@ class Runtime:
                 return
             self._pipeline.queue.refuse(Reason.FAILED)  # before anyone sees it
             self._failure = why
+        with self._intake.changed.lock:
+            self._intake.changed.notify()  # who waits for what has ended asks for this
         self._counters.set("ucm_healthy", 0)
         self._pipeline.queue.close(Reason.FAILED)
         self._settle_open(Reason.RUNTIME_FAILED, OutcomeKind.FAILED)
         self._recorder.failed(why)
 
     def _settle_open(self, reason: Reason, kind: OutcomeKind) -> None:
-        for ticket in list(self._open.values()):
-            ticket.end(Outcome(kind, reason))
+        with contextlib.ExitStack() as ends:
+            # One that raises keeps no other from its end.
+            for ticket in reversed(list(self._open.values())):
+                ends.callback(ticket.end, Outcome(kind, reason))

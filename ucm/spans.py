@@ -9,6 +9,7 @@ its ticket is over, with the times that were taken on its way.
 What a client sends as ``traceparent`` is not trusted: it counts if it has the form of W3C.
 """
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -47,6 +48,8 @@ def tell_spans(
     """
     Add a span and one for each stage to a trace, if the host records it.
 
+    What the host's own processors raise ends here: the SDK does not catch it.
+
     Args:
         name: Of the span.
         traceparent: Of the request; its span is the parent.
@@ -58,22 +61,23 @@ def tell_spans(
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return
-    context = _context(traceparent)
-    tracer = api.get_tracer("ucm")
     start = int(began_s * _NS)
 
     def at(seconds: float) -> int:
         return start + int(seconds * _NS)
 
-    span = tracer.start_span(
-        name, context=context, start_time=start, attributes=dict(attributes)
-    )
-    if span.is_recording():
-        inside = api.set_span_in_context(span)
-        for stage, begin, end in edges:
-            child = tracer.start_span(stage, context=inside, start_time=at(begin))
-            child.end(end_time=at(end))
-    span.end(end_time=at(total_s))
+    with contextlib.suppress(Exception):
+        context = _context(traceparent)
+        tracer = api.get_tracer("ucm")
+        span = tracer.start_span(
+            name, context=context, start_time=start, attributes=dict(attributes)
+        )
+        if span.is_recording():
+            inside = api.set_span_in_context(span)
+            for stage, begin, end in edges:
+                child = tracer.start_span(stage, context=inside, start_time=at(begin))
+                child.end(end_time=at(end))
+        span.end(end_time=at(total_s))
 
 
 def _context(traceparent: str) -> Any:  # noqa: ANN401 - OpenTelemetry's Context

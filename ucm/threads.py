@@ -9,6 +9,7 @@ plain objects of the standard library.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
@@ -196,11 +197,13 @@ class Aside:
         self._thread: Thread | None = None
 
     def put(self, job: object) -> None:
-        """Have a job done. Never blocks."""
-        if self._thread is None:
-            self._thread = self._threads.thread(self._run, self._name)
-            self._thread.start()
+        """Have a job done, with the next one if the system has no thread now. Never blocks."""
         self._jobs.put(job)
+        if self._thread is None:
+            thread = self._threads.thread(self._run, self._name)
+            with contextlib.suppress(RuntimeError):  # it cannot be started
+                thread.start()
+                self._thread = thread
 
     def close(self, timeout: float) -> bool:
         """End the thread once it is through; False if it hangs. Idempotent."""

@@ -25,6 +25,7 @@ from tests.mutations.of_ends import ENDS
 from tests.mutations.of_eng import ENG
 from tests.mutations.of_engines import ENGINES
 from tests.mutations.of_events import EVENTS
+from tests.mutations.of_failing import FAILING
 from tests.mutations.of_fairness import FAIRNESS
 from tests.mutations.of_fast import FAST
 from tests.mutations.of_faults import FAULTS
@@ -122,6 +123,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SLAB,
     *INDEX,
     *FAST,
+    *FAILING,
     *SELECTION,
     *SERVERS,
     *REFUSING,

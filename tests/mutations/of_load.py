@@ -270,13 +270,13 @@ LOAD = (
         why="Where the loop has died others miss slots until the engine ends, too.",
         file="ucm/pipeline/workers.py",
         find="""\
-            self._over = self._over or f"copy thread {self.name} has ended"
-            self._fail_jobs(job)
+                self._over = self._over or f"copy thread {self.name} has ended"
+                self._fail_jobs(job)
 """,
         replace="""\
-            if self._over:
-                self._fail_jobs(job)
-            self._jobs.put(None)
+                if self._over:
+                    self._fail_jobs(job)
+                self._jobs.put(None)
 """,
         killers=(
             "tests/pipeline/test_workers.py::TestResults::test_no_job_is_lost_behind_the_end",

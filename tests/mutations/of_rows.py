@@ -52,7 +52,7 @@ ROWS = (
         name="unfinished_never_ends",
         why="Blocks of a save whose rows never come are held until the engine ends.",
         file=_PIPELINE,
-        find="list(self.queue.open.values())",
+        find="dict.fromkeys([*self.queue.open.values(), *self._worked_on()])",
         replace=(
             "[\n"
             "                item.ticket for lane in self._lanes.values() for item in lane._items\n"
@@ -172,9 +172,9 @@ ROWS = (
     Mutant(
         name="ended_while_it_is_copied",
         why="The engine overwrites blocks that a copy of a failed load still writes.",
-        file=_RUNTIME,
-        find="ticket.wait_told(timeout) and ticket.guard.wait_released(timeout)",
-        replace="ticket.wait_told(timeout)",
+        file="ucm/pipeline/engine_waits.py",
+        find="ticket.wait_told(left) and ticket.guard.wait_released(left)",
+        replace="ticket.wait_told(left)",
         killers=(f"{_LOADS}::test_copy_that_never_ends_stops_the_engine_by_name",),
     ),
     Mutant(

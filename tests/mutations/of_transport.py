@@ -22,6 +22,7 @@ _TICKET = "tests/pipeline/test_tickets.py::TestTicket"
 _RECORDER = "tests/pipeline/test_recorder.py::TestRecorder"
 _ENDS = "tests/test_runtime.py::TestSaveAndLoad"
 _FAULTS = "tests/test_runtime.py::TestFaults"
+_PIECES = "tests/pipeline/test_load.py::TestPieces"
 _BOUNDS = "tests/test_runtime.py::TestBounds"
 _DEADLINES = "tests/test_runtime_deadlines.py::TestDeadlines"
 _FENCE = "tests/test_runtime_deadlines.py::TestFence"
@@ -138,8 +139,7 @@ TRANSPORT = (
         find="        lease.verify(start, stop)\n",
         replace="        pass\n",
         killers=(
-            "tests/pipeline/test_load.py::TestPieces::"
-            "test_corrupt_block_anywhere_fails_the_load_and_leaves_zeros",
+            f"{_PIECES}::test_corrupt_block_anywhere_fails_the_load_and_leaves_zeros",
         ),
     ),
     Mutant(
@@ -178,7 +178,7 @@ TRANSPORT = (
         name="failed_load_told_as_loaded",
         why="A store's error is swallowed, and the engine computes on garbage.",
         file="ucm/pipeline/outcomes.py",
-        find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=repr(error))",
+        find="return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text_of(error))",
         replace="return Outcome(OutcomeKind.COMMITTED, committed=1)",
         killers=(f"{_FAULTS}::test_failed_load_is_told_and_others_go_on",),
     ),

@@ -33,6 +33,15 @@ def copying():
         assert thread.join(TIMEOUT)
 
 
+def raising_for(what):
+    """Return what raises whatever it is told."""
+
+    def act(_):
+        raise ZeroDivisionError(what)
+
+    return act
+
+
 def die(_):
     """End the thread it runs on."""
     raise SystemExit
@@ -188,6 +197,16 @@ class TestDeath:
             for job in (running, *queued):
                 assert "ucm-test has died" in await death_of(job)
         assert ["copy thread ucm-test has died"] == deaths
+
+    @dies
+    async def test_jobs_fail_where_whoever_hears_of_the_death_raises(self):
+        """Nobody waits for them, whatever becomes of who was told first."""
+        thread = CopyThread("ucm-test", raising_for("death"))
+        thread.start()
+        jobs = [run(thread, die, None), run(thread, int, "1")]
+        for job in jobs:
+            assert "has died" in await death_of(job)
+        assert thread.join(TIMEOUT)
 
     async def test_job_after_death_fails(self):
         """A dead thread takes no job in silence; a posted one runs where it is posted."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from ucm.blocks import TransferId
+from ucm.blocks import RowId, TransferId
 from ucm.config import TimeoutConfig
 from ucm.errors import DeviceTimeoutError
 from ucm.metrics import Counters
@@ -136,10 +136,10 @@ class EngineWaits:
         )
 
     def for_loads(
-        self, transfer_ids: Iterable[int], is_over: Callable[[Ticket, float], bool]
+        self, transfer_ids: Iterable[int], row_ids: Sequence[RowId] | None = None
     ) -> list[int]:
         """
-        Block until loads are as far as *is_over* asks, given the time that is left.
+        Block until rows of loads are there; or all are over, and nothing writes their blocks.
 
         Returns:
             Those that ended without success.
@@ -154,7 +154,12 @@ class EngineWaits:
             if ticket is None:
                 failed.append(transfer_id)
                 continue
-            if not is_over(ticket, max(0.0, limit - self._clock())):
+            left = max(0.0, limit - self._clock())
+            if row_ids is None:
+                is_over = ticket.wait_told(left) and ticket.guard.wait_released(left)
+            else:
+                is_over = ticket.wait_copied(row_ids, left)
+            if not is_over:
                 raise DeviceTimeoutError(
                     f"transfer {transfer_id} still writes blocks of request "
                     f"{ticket.request_id} that the engine is about to use"

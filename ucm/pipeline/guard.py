@@ -44,7 +44,7 @@ import enum
 from collections.abc import Callable, Collection
 
 from ucm.devices.abc import Fence
-from ucm.errors import DeviceError, PipelineError
+from ucm.errors import PipelineError
 from ucm.pipeline.waiting import Changes, has_passed
 from ucm.reasons import Reason
 
@@ -284,7 +284,7 @@ class BlockGuard:
             return
         try:
             fence = clear()
-        except DeviceError:
+        except Exception:  # noqa: BLE001 - no device's error may keep the ticket from its end
             self._on_unclean()  # what is in them nobody knows: they are never released
             return
         fence.call_when_over(lambda: self._cleared(fence))

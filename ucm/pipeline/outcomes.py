@@ -25,6 +25,7 @@ __all__ = [
     "OutcomeKind",
     "outcome_of",
     "outcome_of_save",
+    "text_of",
 ]
 
 
@@ -99,7 +100,15 @@ def outcome_of(error: Exception) -> Outcome:
     if isinstance(error, (BlockCorruptError, BlockNotFoundError)):
         bad_key = error.key
     reason = next(known, Reason.ERROR)
-    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=repr(error))
+    return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text_of(error))
+
+
+def text_of(error: BaseException) -> str:
+    """Return what an error says; its type's name where somebody else's cannot say it."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - a host's own may raise anything
+        return type(error).__name__
 
 
 def outcome_of_save(

@@ -14,7 +14,7 @@ lock. Notices for the engine go through the mailbox, once each: *released* (or
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ucm.config import QueueConfig, TimeoutConfig
 from ucm.devices.abc import Device
@@ -168,9 +168,9 @@ class Pipeline(Listener):
                 )
                 for worker in sorted(workers)
             }
-        for thread in self._copy_threads():
-            thread.start()
         try:
+            for thread in self._copy_threads():
+                thread.start()
             async with asyncio.TaskGroup() as group:
                 self._runner = Runner(self._copy, group, wake)
                 self._over = loop.create_future()
@@ -195,6 +195,12 @@ class Pipeline(Listener):
         return [
             thread for threads in self._copy.values() for thread in threads.values()
         ]
+
+    def _worked_on(self) -> Iterator[Ticket]:
+        """Yield the tickets that copy threads are at."""
+        for thread in self._copy_threads():
+            for job in filter(None, thread.at):
+                yield job if isinstance(job, Ticket) else job.ticket
 
     def _is_empty(self) -> bool:
         return not self._lanes and not self.queue.num_items
@@ -263,7 +269,8 @@ class Pipeline(Listener):
     def _sweep(self, now: float) -> None:
         """End what is over by now, and let it go."""
         self.queue.tick()
-        tickets = list(self.queue.open.values())
+        # One that has ended is not open, and the store may hang all the same.
+        tickets = dict.fromkeys([*self.queue.open.values(), *self._worked_on()])
         self._deadlines.look_through(self._threads.slowly(tickets), now)
         for lane in list(self._lanes.values()):
             lane.drop_ended()

@@ -13,6 +13,7 @@ from typing import Final
 
 import attrs
 
+from ucm.affinity import AffinityPlan, format_cpulist
 from ucm.blocks import named
 from ucm.devices.abc import Device
 from ucm.mailbox import Mailbox
@@ -31,6 +32,7 @@ from ucm.tracing import (
     RUNTIME_STARTED,
     SOURCE_RELEASED,
     STORE_CAVEAT,
+    THREAD_BOUND,
     TICKET_ACCEPTED,
     TICKET_REFUSED,
     TICKET_SETTLED,
@@ -182,6 +184,11 @@ class Recorder:
         if caveat := store.capabilities.caveat:
             self._log.warning(STORE_CAVEAT, remedy=caveat)
         summarize(self._log, self.counters.totals)
+
+    def bound(self, plan: AffinityPlan, bound: AffinityPlan) -> None:
+        """Tell where a copy thread runs, and that it is not where it should."""
+        tell = self._log.info if bound == plan else self._log.warning
+        tell(THREAD_BOUND, cpus=format_cpulist(bound.cpus), reason=bound.reason)
 
     def left_checksums(self, device: Device) -> None:
         """Tell that the device is asked for none any more."""

@@ -20,7 +20,7 @@ from ucm.devices.abc import Fence
 from ucm.errors import PipelineError, StageFailedError
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
-from ucm.pipeline.outcomes import OutcomeKind, outcome_of
+from ucm.pipeline.outcomes import OutcomeKind, outcome_of, text_of
 from ucm.pipeline.ring import BEGIN, END
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.reasons import Reason
@@ -217,7 +217,7 @@ def fail(item: Item, error: Exception) -> None:
     if outcome.kind is OutcomeKind.FAILED:
         where = _where(item)
         failure = StageFailedError(str(where["stage"]), ticket.transfer_id)
-        outcome = attrs.evolve(outcome, error=f"{failure}: {error!r}")
+        outcome = attrs.evolve(outcome, error=f"{failure}: {outcome.error}")
         told = {"reason": outcome.reason, "error": outcome.error}
         ticket.log.warning(STAGE_FAILED, **where, **told)
     if item.segment.awaits_copy:
@@ -232,7 +232,7 @@ def _run_foreign(stage: CopyStage[Any, Any], item: Item) -> None:
     except BaseException as exc:
         if isinstance(exc, Exception):
             raise
-        raise PipelineError(f"it raised {exc!r}") from exc
+        raise PipelineError(f"it raised {text_of(exc)}") from exc
     if returned is not item:
         raise TypeError(f"it returned {returned!r}, not what it was given")
 

@@ -240,7 +240,7 @@ class Ticket:
 
     @property
     def is_worked_on(self) -> bool:
-        """Whether a copy job runs on it right now."""
+        """Whether a copy job runs on it right now, or its slots are being given back."""
         return self._num_jobs > 0
 
     def copied(self, row_ids: Collection[RowId]) -> bool:
@@ -358,7 +358,12 @@ class Ticket:
             if self._is_in_use():
                 return
             resources, self._resources = self._resources, []
-        _leave(resources)
+            self._num_jobs += 1  # a store may hang here as well
+        try:
+            _leave(resources)
+        finally:
+            with self._changed.lock:
+                self._num_jobs -= 1
 
     def _is_in_use(self) -> bool:
         guard = self.guard

@@ -9,6 +9,7 @@ too, on the copy thread.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from queue import Empty
 from typing import Any, Final, TypeVar
@@ -57,8 +58,13 @@ class CopyThread:
         self._over = ""
         """Why a job is not run any more; empty while it is."""
         self._clock, self._give_way = threads.monotonic, threads.give_way
+        self.at: list[Any] = [None] * count
+        """The argument of the job that each thread is at; None: of none."""
         names = [name] if count == 1 else [f"{name}-{at}" for at in range(count)]
-        self._threads = [threads.thread(self._main, each) for each in names]
+        self._threads = [
+            threads.thread(functools.partial(self._main, number), each)
+            for number, each in enumerate(names)
+        ]
 
     def start(self) -> None:
         """Start the thread."""
@@ -70,11 +76,12 @@ class CopyThread:
         self._jobs.put(None)
 
     def join(self, timeout: float) -> bool:
-        """Block up to *timeout* seconds; return whether the thread has ended."""
+        """Block up to *timeout* seconds; return whether the thread has ended, or never began."""
         limit = self._clock() + timeout
-        for thread in self._threads:
+        begun = [thread for thread in self._threads if thread.is_alive()]
+        for thread in begun:
             thread.join(max(0.0, limit - self._clock()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return not any(thread.is_alive() for thread in begun)
 
     def put(
         self,
@@ -96,7 +103,7 @@ class CopyThread:
         if self._over:  # perhaps since just now, behind the thread's last look
             self._fail_jobs(None)
 
-    def _main(self) -> None:
+    def _main(self, number: int) -> None:
         clean = False
         job: _Job | None = None
         try:
@@ -106,17 +113,22 @@ class CopyThread:
                 began = self._clock()
                 if began < kept_until and job[2] is not None:
                     self._give_way()  # or a burst of small copies would keep it
+                self.at[number] = job[1]
                 _run(job)
+                self.at[number] = None
                 ended = self._clock()
                 is_brief = ended < began + _BRIEF_S
                 kept_until = ended + _AT_ONCE_S if is_brief else 0.0
             clean = True
         finally:
-            if not clean:
-                self._over = f"copy thread {self.name} has died"
-                self._on_death(self._over)  # first: nobody is to offer any more
-            self._over = self._over or f"copy thread {self.name} has ended"
-            self._fail_jobs(job)
+            self.at[number] = None
+            try:
+                if not clean:
+                    self._over = f"copy thread {self.name} has died"
+                    self._on_death(self._over)  # first: nobody is to offer any more
+            finally:
+                self._over = self._over or f"copy thread {self.name} has ended"
+                self._fail_jobs(job)
 
     def _fail_jobs(self, current: _Job | None) -> None:
         jobs = [] if current is None else [current]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what is left where a start, a thread or somebody else's code fails."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["FAILING"]
+
+_PIPELINE = "ucm/pipeline/pipeline.py"
+_RUNTIME = "ucm/runtime.py"
+_LOOP = "ucm/loop.py"
+_START = "tests/test_runtime_start.py"
+_DEADLINES = "tests/test_runtime_deadlines.py::TestDeadlines"
+_FOREIGN = "tests/test_runtime_foreign.py"
+_ASIDE = "tests/test_threads.py::TestAside"
+
+FAILING = (
+    Mutant(
+        name="withdrawn_hang_unseen",
+        why="Each load waits out its deadline behind a store that hangs for one that was withdrawn.",
+        file=_PIPELINE,
+        find="dict.fromkeys([*self.queue.open.values(), *self._worked_on()])",
+        replace="dict.fromkeys(self.queue.open.values())",
+        killers=(
+            f"{_DEADLINES}::test_hang_is_noticed_though_its_load_was_withdrawn",
+            f"{_DEADLINES}::test_hang_while_slots_are_given_back_is_noticed",
+        ),
+    ),
+    Mutant(
+        name="slots_given_back_by_nobody",
+        why="A store that hangs as it takes slots back is offered saves for ever.",
+        file="ucm/pipeline/tickets.py",
+        find="            self._num_jobs += 1  # a store may hang here as well\n",
+        replace="            self._num_jobs += 0\n",
+        killers=(f"{_DEADLINES}::test_hang_while_slots_are_given_back_is_noticed",),
+    ),
+    Mutant(
+        name="host_s_spans_end_the_service",
+        why="A processor of the host's traces that raises ends all saves and loads.",
+        file="ucm/spans.py",
+        find="contextlib.suppress(Exception)",
+        replace="contextlib.suppress(OSError)",
+        killers=(
+            "tests/test_spans.py::TestSpans::test_processor_that_raises_is_the_hosts_own_matter",
+        ),
+    ),
+    Mutant(
+        name="one_end_keeps_others_open",
+        why="Where one line of log cannot be written, requests wait for loads that nobody ends.",
+        file=_RUNTIME,
+        find="                ends.callback(ticket.end, Outcome(kind, reason))\n",
+        replace="                ticket.end(Outcome(kind, reason))\n",
+        killers=(
+            f"{_FOREIGN}::TestFailure::test_ticket_whose_end_raises_keeps_no_other_from_its_own",
+        ),
+    ),
+    Mutant(
+        name="engine_waits_for_a_dead_service",
+        why="A step waits for a copy that nobody will see the end of.",
+        file=_RUNTIME,
+        find="            self._intake.changed.notify()  # who waits",
+        replace="            pass  # who waits",
+        killers=(
+            f"{_FOREIGN}::TestFailure::test_engine_that_waits_for_a_copy_hears_of_a_failure",
+        ),
+    ),
+    Mutant(
+        name="untold_error_ends_the_thread",
+        why="An error of a host's that cannot say what it is ends all saves.",
+        file="ucm/pipeline/outcomes.py",
+        find="        return type(error).__name__\n",
+        replace="        raise\n",
+        killers=(
+            f"{_FOREIGN}::test_error_that_cannot_say_what_it_is_has_its_types_name",
+            f"{_FOREIGN}::test_save_whose_error_cannot_be_told_fails_alone",
+        ),
+    ),
+    Mutant(
+        name="only_a_device_s_own_error_is_heard",
+        why="A request waits for ever for a load whose blocks could not be zeroed.",
+        file="ucm/pipeline/guard.py",
+        find="        except Exception:  # noqa: BLE001 - no device",
+        replace="        except OSError:  # noqa: BLE001 - no device",
+        killers=(f"{_FOREIGN}::test_load_whose_blocks_cannot_be_zeroed_is_told",),
+    ),
+    Mutant(
+        name="late_loop_serves",
+        why="Threads of a start that was given up stay, and use what is closed.",
+        file=_LOOP,
+        find="                self._to_call.append(function)\n",
+        replace="",
+        killers=(
+            f"{_START}::TestClosedBefore::test_loop_that_comes_up_late_ends",
+            f"{_START}::TestClosedBefore::test_runtime_that_is_closed_while_it_begins_serves_nobody",
+        ),
+    ),
+    Mutant(
+        name="store_closed_under_its_start",
+        why="A store is unmapped while another thread begins with it.",
+        file=_LOOP,
+        find="        self._is_begun = True\n",
+        replace="",
+        killers=(
+            f"{_START}::TestClosedBefore::test_runtime_that_is_closed_while_it_begins_serves_nobody",
+        ),
+    ),
+    Mutant(
+        name="failed_start_waited_for",
+        why="A close leaves the store open behind a start that failed.",
+        file=_LOOP,
+        find="            self._ended.set()\n            raise\n",
+        replace="            raise\n",
+        killers=(
+            f"{_START}::TestClosedBefore::test_start_that_fails_is_waited_for_by_nobody",
+        ),
+    ),
+    Mutant(
+        name="thread_that_never_began_is_joined",
+        why="Where the system has no more threads, a close raises, and leaves the store open.",
+        file="ucm/pipeline/workers.py",
+        find="[thread for thread in self._threads if thread.is_alive()]",
+        replace="self._threads",
+        killers=(
+            f"{_START}::TestStart::test_thread_that_the_system_does_not_start_leaves_nothing",
+        ),
+    ),
+    Mutant(
+        name="copy_threads_left_by_a_failed_start",
+        why="Threads that did start are there until the process ends.",
+        file=_PIPELINE,
+        find="""\
+        try:
+            for thread in self._copy_threads():
+                thread.start()
+            async with""",
+        replace="""\
+        for thread in self._copy_threads():
+            thread.start()
+        try:
+            async with""",
+        killers=(
+            f"{_START}::TestStart::test_thread_that_the_system_does_not_start_leaves_nothing",
+        ),
+    ),
+    Mutant(
+        name="job_without_a_thread_is_lost",
+        why="A block that was to be forgotten stays.",
+        file="ucm/threads.py",
+        find="""\
+        self._jobs.put(job)
+        if self._thread is None:
+            thread = self._threads.thread(self._run, self._name)
+            with contextlib.suppress(RuntimeError):  # it cannot be started
+                thread.start()
+                self._thread = thread
+""",
+        replace="""\
+        if self._thread is None:
+            thread = self._threads.thread(self._run, self._name)
+            try:
+                thread.start()
+            except RuntimeError:
+                return
+            self._thread = thread
+        self._jobs.put(job)
+""",
+        killers=(
+            f"{_ASIDE}::test_job_for_which_there_is_no_thread_is_done_with_the_next",
+        ),
+    ),
+)
