@@ -40,6 +40,19 @@ class TestLoans:
                 world.device.lease(world.event())
             assert 1 == len(world.device.events.borrowed)
 
+    def test_loan_without_an_event_behind_it_ends_when_all_was_waited_for(self):
+        """C6 rule 5: where no event of ours is to be had, the device is synchronized, and
+        no step's event stays on loan behind that."""
+        with running(NPU, pace=STILL) as world:
+            for _ in range(3):
+                world.write()
+                world.driver.fail_at("record", 1, stays=False)
+                with pytest.raises(DeviceError):
+                    world.device.lease(world.event())
+                assert 1 == len(world.device.events.borrowed)
+                world.device.synchronize()
+                assert {} == world.device.events.borrowed
+
     def test_loan_outlives_a_device_that_is_closed_before_a_late_wait(self):
         """C6 rule 5: an event that a stream of ours still looks for is not dropped by
         closing the device."""

@@ -46,6 +46,7 @@ from ucm.devices.events import (
     FailedFence,
     Loan,
     anew,
+    give_back,
 )
 from ucm.devices.poller import EventPoller
 from ucm.devices.staging import StagingPool
@@ -223,6 +224,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
             if self._driver.is_capturing():
                 raise GraphCaptureError("no wait while a graph is recorded")
             self._driver.synchronize()
+        self._end_loans_behind(DoneFence())
 
     def close(self) -> None:
         """
@@ -274,8 +276,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         except RuntimeError as exc:
             self._fail(exc)
         except DeviceError:  # no event to be had: wait for all instead
-            held_back, self._held_back = self._held_back, []
-            _give_back(held_back, self._synchronized())
+            self._end_loans_behind(self._synchronized())
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
 
     def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
@@ -359,9 +360,13 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def _fence_on_relay(self) -> Fence:
         """Fence the relay, and end the loans it waits for when that has passed."""
         fence = self._fence_on(self._relay)
-        held_back, self._held_back = self._held_back, []
-        fence.call_when_over(functools.partial(_give_back, held_back, fence))
+        self._end_loans_behind(fence)
         return fence
+
+    def _end_loans_behind(self, fence: Fence) -> None:
+        """Give back what the relay waits for when a fence behind it has passed."""
+        held_back, self._held_back = self._held_back, []
+        fence.call_when_over(functools.partial(give_back, held_back, fence))
 
     @contextlib.contextmanager
     def _runtime(self) -> Iterator[None]:
@@ -390,11 +395,3 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def _mark_failed(self, error: DeviceError) -> None:
         if self._failure is None:
             self._failure = error
-
-
-def _give_back(loans: Sequence[BorrowedEvent], fence: Fence) -> None:
-    """End loans whose event nothing waits for any more, or keep them."""
-    with contextlib.suppress(DeviceError):  # it failed, and the relay may wait for ever
-        if fence.is_done():
-            for loan in loans:
-                loan.release()

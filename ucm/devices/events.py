@@ -16,10 +16,11 @@ Threading: ``EventBook`` may be used from any thread; one lock covers it. A
 ``BorrowedEvent`` has a lock of its own, under which it is used and released.
 """
 
+import contextlib
 import enum
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Driver, Event, Stream
@@ -32,7 +33,15 @@ from ucm.errors import (
 )
 from ucm.threads import SYSTEM, Threads
 
-__all__ = ["BorrowedEvent", "DoneFence", "EventBook", "FailedFence", "Loan", "anew"]
+__all__ = [
+    "BorrowedEvent",
+    "DoneFence",
+    "EventBook",
+    "FailedFence",
+    "Loan",
+    "anew",
+    "give_back",
+]
 
 _MOST_FREE = 64
 """Events kept for the next record; more are destroyed when they have passed."""
@@ -171,6 +180,14 @@ class BorrowedEvent:
             event, self._event = self._event, None
         self._on_release(self)
         return event
+
+
+def give_back(loans: Iterable[BorrowedEvent], fence: Fence) -> None:
+    """End loans whose events nothing waits for behind *fence*, or keep them."""
+    with contextlib.suppress(DeviceError):  # it failed, and a stream may wait for ever
+        if fence.is_done():
+            for loan in loans:
+                loan.release()
 
 
 class EventBook:
