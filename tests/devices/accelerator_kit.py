@@ -268,6 +268,8 @@ def simulated(
     driver=SimulatedDriver,
     lines=(),
     close=True,
+    is_pinned=True,
+    arrangement=ARRANGEMENT,
     **given,
 ):
     """Run ``body(world, simulation)`` in virtual time; close and check the world."""
@@ -277,7 +279,12 @@ def simulated(
     )
 
     def main():
-        world = World(driver(0, hardware), simulation.threads)
+        world = World(
+            driver(0, hardware),
+            simulation.threads,
+            is_pinned=is_pinned,
+            arrangement=arrangement,
+        )
         body(world, simulation)
         if close:
             world.close()

@@ -138,8 +138,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="copies_in_one_stream",
         why="Loads that users wait for stand behind saves.",
         file=_DEVICE,
-        find="lane = self._lanes[direction]",
-        replace="lane = self._lanes[Direction.TO_HOST]",
+        find="self._lanes[direction], self._digests",
+        replace="self._lanes[Direction.TO_HOST], self._digests",
         killers=(f"{_COPIES}::test_each_direction_has_a_stream_of_its_own",),
     ),
     Mutant(
@@ -218,7 +218,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="pageable_memory_as_pinned",
         why="The device reads memory that the system may move.",
         file=_DEVICE,
-        find="is_pinned = pinned.holds(slots)",
+        find="is_pinned = self._pinned.holds(copy.slots)",
         replace="is_pinned = True",
         killers=(
             f"{_COPIES}::test_memory_that_cannot_be_pinned_is_copied_all_the_same",
@@ -244,8 +244,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="copies_not_cut_at_pieces",
         why="The driver refuses a copy of two pieces, and the device has failed for good.",
         file=_DEVICE,
-        find="pinned.cut(copy.group.batch(copy, direction), slots, direction)",
-        replace="copy.group.batch(copy, direction)",
+        find="self._pinned.cut(batch, copy.slots, direction)",
+        replace="batch",
         killers=(f"{_COPIES}::test_no_copy_is_within_a_piece_in_part",),
     ),
     Mutant(

@@ -19,6 +19,9 @@ _CREW = "ucm/backends/_crew.py"
 _ROOM = "tests/backends/test_crew.py::TestRoom"
 _AT_ONCE = "tests/backends/test_disk_runs.py::TestTogether::test_drive_has_so_many_bytes_to_move_at_a_time"
 
+_DEVICE = "ucm/devices/accelerator.py"
+_MEANWHILE = "tests/devices/test_accelerator_pinning.py::test_copy_that_is_being_submitted_is_of_no_piece_that_is_pinned_meanwhile"
+
 REST = (
     Mutant(
         name="memory_comes_as_urgently_as_tokens",
@@ -271,5 +274,27 @@ REST = (
         killers=(
             "tests/scheduler/test_elsewhere.py::TestForget::test_engine_is_asked_for_a_step_until_all_is_told",
         ),
+    ),
+    Mutant(
+        name="pinned_under_a_submission",
+        why="A piece comes while a copy is on its way, the driver refuses that, and the device has failed for good.",
+        file=_DEVICE,
+        find="                with lane.lock:  # copies that know no edge of it are submitted by then\n",
+        replace="                if lane:\n",
+        killers=(_MEANWHILE,),
+    ),
+    Mutant(
+        name="edges_of_before_the_lane",
+        why="A copy that waited for another knows no piece that came by then, and the device has failed for good.",
+        file=_DEVICE,
+        find="""        is_pinned, digest = False, None
+        with self._runtime(), lane.lock:
+            if copy is not None:
+                batch = self._pinned.cut(""",
+        replace="""        is_pinned, digest, pinned = False, None, self._pinned
+        with self._runtime(), lane.lock:
+            if copy is not None:
+                batch = pinned.cut(""",
+        killers=(_MEANWHILE,),
     ),
 )

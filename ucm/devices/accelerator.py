@@ -37,7 +37,7 @@ from ucm.devices._regions import KVMemory
 from ucm.devices._staged import StagedCopies
 from ucm.devices._torch import find_regions
 from ucm.devices.abc import EventRef, Fence
-from ucm.devices.digests import DeviceDigests, Submit, find_digests
+from ucm.devices.digests import DeviceDigests, find_digests
 from ucm.devices.driver import Direction, Driver, Stream
 from ucm.devices.events import (
     BorrowedEvent,
@@ -173,6 +173,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
         piece = {memory.ctypes.data: memory.nbytes}
         with self._runtime():
             self._pinned = PinnedMemory(self._pinned.pieces, piece)
+            for lane in self._lanes.values():
+                with lane.lock:  # copies that know no edge of it are submitted by then
+                    pass
             try:
                 self._driver.pin(memory.ctypes.data, memory.nbytes)
             except OSError as exc:
@@ -300,27 +303,27 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def _clear(self, pages: PagedBlocks[Pages]) -> Fence:
         """Copy zeros there: too rare to have them pinned."""
         zeros = pages.group.zeroing(pages)
-        self._cleared = self._submit_batch(zeros, Direction.TO_DEVICE, is_pinned=False)
+        self._cleared = self._submit_batch(zeros, Direction.TO_DEVICE)
         return self._cleared
 
     def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
         """Submit a span's copies to the direction's stream, and their checksums."""
-        pinned, slots = self._pinned, copy.slots
-        batch = pinned.cut(copy.group.batch(copy, direction), slots, direction)
-        digest = None if self._digests is None else self._digests.begin(copy)
-        is_pinned = pinned.holds(slots)
-        return self._submit_batch(batch, direction, digest, is_pinned=is_pinned)
+        return self._submit_batch(copy.group.batch(copy, direction), direction, copy)
 
     def _submit_batch(
         self,
         batch: CopyBatch,
         direction: Direction,
-        digest: Submit | None = None,
-        *,
-        is_pinned: bool,
+        copy: PagedCopy[Pages] | None = None,
     ) -> Fence:
-        lane = self._lanes[direction]
+        """Submit copies, of slots and their checksums if they are those of a span."""
+        lane, digests = self._lanes[direction], self._digests
+        is_pinned, digest = False, None
         with self._runtime(), lane.lock:
+            if copy is not None:
+                batch = self._pinned.cut(batch, copy.slots, direction)
+                is_pinned = self._pinned.holds(copy.slots)
+                digest = None if digests is None else digests.begin(copy)
             try:
                 self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
                 told = None if digest is None else digest(lane.stream)
