@@ -23,6 +23,8 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/backends/_crew.py": 1,  # hands an error to whoever awaits the batch
     "ucm/cache/calls.py": 1,  # tells what a host's own call raised
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
+    "ucm/devices/_staged.py": 1,  # a fence that fails, where parts are under way
+    "ucm/devices/accelerator.py": 1,  # so where a copy may be, whatever came behind it
     "ucm/loop.py": 1,  # tells who joins that a start which raised is over
     "ucm/pipeline/guard.py": 1,  # a device's error must not keep a ticket from its end
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over

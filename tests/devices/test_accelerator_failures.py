@@ -42,6 +42,15 @@ class HalfDriver(SimulatedDriver):
         raise RuntimeError("half is submitted")
 
 
+class PoorDriver(SimulatedDriver):
+    """A runtime whose memory on the host is short behind a copy."""
+
+    def copy(self, batch, direction, stream, *, is_pinned):
+        """Submit, and fail to make a note of it."""
+        super().copy(batch, direction, stream, is_pinned=is_pinned)
+        raise MemoryError
+
+
 class NotingDriver(SimulatedDriver):
     """A runtime that knows which events it has made are still alive."""
 
@@ -178,6 +187,18 @@ class TestForGood:
         world.hardware.drain()
         moved = world.saved() if move is World.gather else world.loaded()
         assert {OLD, NEW} == moved
+        world.check_closed()
+
+    def test_copy_behind_which_memory_is_short_is_a_fence_that_fails(self):
+        """C6 rule 9: whatever is raised behind a copy, that is under way: nothing is given
+        back, nor its memory unpinned."""
+        world = World(make_driver(driver=PoorDriver, pace=STILL))
+        fence = world.gather()
+        with pytest.raises(DeviceFailedError, match="MemoryError"):
+            fence.is_done()
+        world.device.close()
+        assert [world.pool.ctypes.data] == list(world.driver.pins)
+        world.hardware.drain()
         world.check_closed()
 
     def test_call_back_of_a_failed_copy_comes_at_once(self):

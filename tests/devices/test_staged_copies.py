@@ -3,6 +3,7 @@
 
 import contextlib
 import random
+import re
 
 import numpy as np
 import pytest
@@ -222,6 +223,30 @@ class TestScatter:
         assert 2 == len(calls)
         with pytest.raises(DeviceError, match="out of order"):
             fence.is_done()
+
+    @pytest.mark.parametrize("error", [MemoryError(), DeviceError("closed")], ids=repr)
+    def test_part_that_is_not_submitted_gives_those_before_it_no_block_back(
+        self, device, engine, driver, monkeypatch, error
+    ):
+        """Whatever a later part meets on the host, the first is under way: there is a fence
+        that fails; where it meets the first, nothing is, and the error is raised."""
+        moved, left = _staged.move, [1, 0]
+
+        def fails_later(*given):
+            if not left.pop(0):
+                raise error
+            moved(*given)
+
+        monkeypatch.setattr(_staged, "move", fails_later)
+        driver.is_held = True
+        fence, _ = scatter(device, engine, 3)
+        assert (1, 3) == (len(driver.copies), places_of(device._staging).free)
+        with pytest.raises(DeviceError, match=re.escape(str(error) or repr(error))):
+            fence.is_done()
+        driver.is_held, left[:] = False, [0]
+        with pytest.raises(type(error)):
+            scatter(device, engine, 3)
+        assert device.lease(None).wait(60.0)
 
 
 def test_budget_below_one_block_is_refused_by_name(driver):

@@ -113,9 +113,9 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="copy_without_a_fence",
         why="Slots are sealed, and loads are told, before their bytes are there.",
         file=_DEVICE,
-        find="                fence = self._fence_on(lane.stream)\n",
+        find="                fence = self._fence_behind_copy(lane.stream)\n",
         replace="""\
-                self._fence_on(lane.stream)
+                self._fence_behind_copy(lane.stream)
                 fence = DoneFence()
 """,
         killers=(f"{_COPIES}::test_fence_passes_behind_the_whole_copy",),
@@ -147,8 +147,7 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         why="Blocks and slots are given back while half of a copy is under way.",
         file=_DEVICE,
         find="""\
-                # Part of it may be under way: no error, or the caller would give
-                # blocks and slots back.
+                # No error, or the caller would give blocks and slots back.
                 return FailedFence(self._fail(exc))
 """,
         replace="                raise self._fail(exc) from exc\n",
@@ -158,8 +157,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="no_event_no_wait",
         why="A copy without an event counts as over while it is under way.",
         file=_DEVICE,
-        find="                fence = self._synchronized()\n",
-        replace="                fence = DoneFence()\n",
+        find="            return self._synchronized()\n",
+        replace="            return DoneFence()\n",
         killers=(f"{_FOR_ONCE}::test_copy_without_an_event_is_waited_for",),
     ),
     Mutant(

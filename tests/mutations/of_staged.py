@@ -55,6 +55,26 @@ STAGED = (
         ),
     ),
     Mutant(
+        name="part_that_met_no_device_error_frees_those_before_it",
+        why="Where memory is short, blocks are given back while the device still writes them.",
+        file=_STAGED_COPIES,
+        find="except Exception as exc:",
+        replace="except DeviceError as exc:",
+        killers=(
+            f"{_SCATTERED}::test_part_that_is_not_submitted_gives_those_before_it_no_block_back",
+        ),
+    ),
+    Mutant(
+        name="copy_behind_which_memory_is_short_given_back",
+        why="Where memory is short, blocks and slots are another's while a copy is under way.",
+        file="ucm/devices/accelerator.py",
+        find="except Exception as exc:",
+        replace="except RuntimeError as exc:",
+        killers=(
+            "tests/devices/test_accelerator_failures.py::TestForGood::test_copy_behind_which_memory_is_short_is_a_fence_that_fails",
+        ),
+    ),
+    Mutant(
         name="staged_span_refused",
         why="A span larger than the staging memory is never saved.",
         file="ucm/devices/staging.py",

@@ -77,11 +77,12 @@ class StagedCopies:
                 with lease:
                     move(part.slots, lease.slots, part.group.extents(part))
                     fence = self._move(part, lease, Direction.TO_DEVICE)
-            except DeviceError as exc:
+            except Exception as exc:  # whatever: others are under way
                 if not at:
                     raise
-                # Others are under way: an error would give their blocks back.
-                return FailedFence(exc)
+                if not isinstance(exc, DeviceError):
+                    exc = DeviceError(repr(exc))
+                return FailedFence(exc)  # an error would give their blocks back
         return fence
 
     def _borrow(self, copy: PagedCopy[Pages]) -> StagingLease | None:

@@ -185,11 +185,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
 
     def stage(self, nbytes: int, slot_bytes: int) -> str:
         """Take staging memory; see ``Device.stage``."""
-        self._staging = StagingPool(
-            nbytes, slot_bytes, pin=self.pin, threads=self._threads
-        )
-        self._staged = StagedCopies(self._staging, self._submit)
-        return self._staging.pin_problem
+        pool = StagingPool(nbytes, slot_bytes, pin=self.pin, threads=self._threads)
+        self._staging, self._staged = pool, StagedCopies(pool, self._submit)
+        return pool.pin_problem
 
     def begin_step(self, step: int) -> None:
         """Make events that were seen before stale."""
@@ -327,17 +325,19 @@ class AcceleratorDevice(PagedDevice[Pages]):
             try:
                 self._driver.copy(batch, direction, lane.stream, is_pinned=is_pinned)
                 told = None if digest is None else digest(lane.stream)
-            except RuntimeError as exc:
-                # Part of it may be under way: no error, or the caller would give
-                # blocks and slots back.
+                fence = self._fence_behind_copy(lane.stream)
+                return fence if told is None else told(fence)
+            except Exception as exc:  # noqa: BLE001 - whatever: part may be under way
+                # No error, or the caller would give blocks and slots back.
                 return FailedFence(self._fail(exc))
-            try:
-                fence = self._fence_on(lane.stream)
-            except DeviceFailedError as exc:
-                return FailedFence(exc)
-            except DeviceError:  # no event to be had: wait for all instead
-                fence = self._synchronized()
-            return fence if told is None else told(fence)
+
+    def _fence_behind_copy(self, stream: Stream) -> Fence:
+        try:
+            return self._fence_on(stream)
+        except DeviceFailedError as exc:
+            return FailedFence(exc)
+        except DeviceError:  # no event to be had: wait for all instead
+            return self._synchronized()
 
     def _synchronized(self) -> Fence:
         try:
@@ -388,9 +388,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
         if self._failure is not None:
             raise anew(self._failure)
 
-    def _fail(self, exc: RuntimeError) -> DeviceError:
+    def _fail(self, exc: Exception) -> DeviceError:
         """Mark the device as failed, for good; return the error to raise."""
-        error = DeviceFailedError(f"the device has failed: {exc}")
+        error = DeviceFailedError(f"the device has failed: {str(exc) or repr(exc)}")
         self._mark_failed(error)
         self._poller.fail(error)
         return anew(self._failure or error)
