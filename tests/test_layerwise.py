@@ -22,7 +22,7 @@ SHORT = {"timeout": {"save": 0.05, "load": 0.05, "fence": 0.02, "shutdown": 0.2}
 
 def group_of(*orders):
     """Return orders whose rows go together."""
-    return SpanGroup(KEYSPACE_DIGEST, orders, ROWS)
+    return SpanGroup(KEYSPACE_DIGEST, orders, frozenset(ROWS))
 
 
 class Calls:
@@ -94,7 +94,9 @@ class TestRowSaves:
         )
         calls, fences = Calls(), []
         saves = RowSaves(calls, layout)
-        saves.begin([SpanGroup(KEYSPACE_DIGEST, (save(1),), [RowId(0), RowId(1)])])
+        saves.begin(
+            [SpanGroup(KEYSPACE_DIGEST, (save(1),), frozenset({RowId(0), RowId(1)}))]
+        )
 
         def fence():
             fences.append(DoneFence())
@@ -124,7 +126,9 @@ class TestRowSaves:
         many guessed tokens hold: no hook of a layer submits it."""
         calls = Calls()
         saves = RowSaves(calls, LAYOUT)
-        states = SpanGroup(KEYSPACE_DIGEST, (save(2, 10),), ROWS, at_end=True)
+        states = SpanGroup(
+            KEYSPACE_DIGEST, (save(2, 10),), frozenset(ROWS), at_end=True
+        )
         saves.begin([group_of(save(1)), states])
         for layer in LAYERS:
             saves.layer_done(layer, DoneFence)
@@ -266,7 +270,9 @@ class TestRowLoads:
         layout = attrs.evolve(LAYOUT, groups=(attrs.evolve(group, rows=(row,)),))
         calls = Calls()
         loads = RowLoads(calls, layout, 1)
-        loads.begin([SpanGroup(KEYSPACE_DIGEST, (load(1),), [RowId(0)])], DoneFence())
+        loads.begin(
+            [SpanGroup(KEYSPACE_DIGEST, (load(1),), frozenset({RowId(0)}))], DoneFence()
+        )
         loads.wait_for("full")
         loads.wait_for("linear")
         assert [("submit", [1], [0]), ("wait", [1], [0])] == calls.take()

@@ -47,7 +47,7 @@ def load(number, first=0):
 
 def group_of(*orders):
     """Return orders whose rows go together."""
-    return SpanGroup(KEYSPACE_DIGEST, orders, ROWS)
+    return SpanGroup(KEYSPACE_DIGEST, orders, frozenset(ROWS))
 
 
 def begin_save(rig, number, first=0):

@@ -24,7 +24,7 @@ def load(number):
 
 def group_of(*orders):
     """Return orders whose rows go together."""
-    return SpanGroup(KEYSPACE_DIGEST, orders, ROWS)
+    return SpanGroup(KEYSPACE_DIGEST, orders, frozenset(ROWS))
 
 
 class Landed:
@@ -81,7 +81,9 @@ class TestUnasked:
             self.stored(rig)
             loads = RowLoads(rig.runtime, LAYOUT, 0)
             one = order(2, LOAD, range(2), range(20, 22))
-            loads.begin([SpanGroup(KEYSPACE_DIGEST, (one,), ROWS[:1])], DoneFence())
+            loads.begin(
+                [SpanGroup(KEYSPACE_DIGEST, (one,), frozenset(ROWS[:1]))], DoneFence()
+            )
             rig.runtime.add_rows([2], ROWS[1:], DoneFence())
             assert rig.runtime.flush(TIMEOUT)
             assert [2] == loads.finish()

@@ -42,7 +42,7 @@ class SpanGroup:
 
     digest: bytes
     orders: Sequence[SpanOrder]
-    row_ids: Sequence[RowId]
+    row_ids: frozenset[RowId]
     at_end: bool = False
     submitted: set[RowId] = attrs.Factory(set)
     transfer_ids: Sequence[int] = attrs.field(init=False)
@@ -81,6 +81,10 @@ def groups_of(
     Saves by group of layers; loads by request as well, since one that fails ends the
     others of its request.
     """
+    rows = {
+        group.group_id: frozenset(row.row_id for row in group.rows)
+        for group in layout.groups
+    }
     together: dict[tuple[str, int], list[SpanOrder]] = {}
     for order in orders:
         request = order.request_id if order.kind is TransferKind.LOAD else ""
@@ -88,10 +92,9 @@ def groups_of(
     groups = []
     for (_, group_id), alike in together.items():
         group = layout.group(GroupId(group_id))
-        rows = [row.row_id for row in group.rows]
         # States may still move behind the forward pass.
         at_end = group.kind is GroupKind.STATE
-        groups.append(SpanGroup(digest, alike, rows, at_end))
+        groups.append(SpanGroup(digest, alike, rows[group.group_id], at_end))
     return groups
 
 
@@ -169,6 +172,8 @@ class RowLoads:
         self._groups: list[SpanGroup] = []
         self._failed: list[SpanGroup] = []
         self._waited: set[RowId] = set()
+        self._num_submitted = 0
+        """So many rows, in the order of execution."""
         self._fence: Fence | None = None
 
     def begin(self, groups: Sequence[SpanGroup], fence: Fence) -> list[int]:
@@ -180,6 +185,7 @@ class RowLoads:
         late = self.finish()
         self._groups = list(groups)
         self._waited = set()
+        self._num_submitted = 0
         self._fence = fence
         self._submit_until(0)
         return late
@@ -230,9 +236,10 @@ class RowLoads:
         return sorted(unasked)
 
     def _submit_until(self, place: int) -> None:
-        """Submit the rows up to a place in the order of execution."""
-        if self._fence is None:
+        """Submit the rows up to a place in the order of execution that were not before."""
+        rows = self._order[self._num_submitted : place + 1]
+        if self._fence is None or not rows:
             return
-        rows = self._order[: place + 1]
         for group in self._groups:
             group.submit(self._runtime, rows, self._fence)
+        self._num_submitted += len(rows)

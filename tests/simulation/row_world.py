@@ -117,4 +117,4 @@ class RowWorld(RuntimeWorld):
 def group_of(*orders: SpanOrder) -> SpanGroup:
     """Return orders whose rows go together."""
     rows = [RowId(row) for row in range(NUM_ROWS)]
-    return SpanGroup(KEYSPACE_DIGEST, orders, rows)
+    return SpanGroup(KEYSPACE_DIGEST, orders, frozenset(rows))
