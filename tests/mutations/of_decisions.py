@@ -105,8 +105,8 @@ DECISIONS = (
         name="failure_of_a_former_life",
         why="A late failure makes a request that loaded well compute all of it again.",
         file=_LIVES,
-        find="life.loads or life.key == key",
-        replace="life.loads or life.request_id == failure.request_id",
+        find="failed.told_to(life.key, life.loads)",
+        replace="(x for x in failures if x.request_id == life.key[0])",
         killers=(
             f"{_FAILURES}::test_failure_of_a_former_life_leaves_the_present_one_alone",
         ),

@@ -14,6 +14,7 @@ _FAILED = f"{_TESTS}::test_nothing_is_saved_of_one_whose_load_fails_on_any_rank"
 _LEFT = f"{_TESTS}::test_one_that_leaves_nothing_to_save_is_not_waited_for"
 _TURNS = "tests/scheduler/test_write_back.py::TestTurns"
 _HOST = "tests/scheduler/test_host.py::test_random_acts_leave_nothing_behind"
+_TOGETHER = "tests/scheduler/test_failures.py"
 
 ENDS = (
     Mutant(
@@ -60,8 +61,8 @@ ENDS = (
         name="ended_life_hears_of_no_failed_load",
         why="A load that fails on one rank and not on the last has garbage stored.",
         file=_LIVES,
-        find="for life in (*self._lives.values(), *self._finished):",
-        replace="for life in self._lives.values():",
+        find="in (*self._lives.values(), *self._finished) if failures",
+        replace="in self._lives.values() if failures",
         killers=(_FAILED,),
     ),
     Mutant(
@@ -110,5 +111,32 @@ ENDS = (
             f"{_TURNS}::test_answers_of_a_session_are_saved_although_they_are_prompt_of_its_next_turn",
             f"{_TURNS}::test_answer_of_a_turn_is_saved_after_a_preemption_in_the_next",
         ),
+    ),
+    Mutant(
+        name="all_lives_gone_through_for_each_failure",
+        why="R-18: a thousand requests whose loads fail at once hold the scheduler up for seconds.",
+        file="ucm/scheduler/adapter.py",
+        find="        self._lives.loads_failed(report.failures)\n",
+        replace="""\
+        for failure in report.failures:
+            self._lives.loads_failed((failure,))
+""",
+        killers=(f"{_TOGETHER}::test_lives_are_gone_through_once_for_all_of_a_report",),
+    ),
+    Mutant(
+        name="reason_told_last",
+        why="R-20: a failed load counts under what followed from its failure, and not under what it came from.",
+        file="ucm/scheduler/loads.py",
+        find="for at in sorted(told)]",
+        replace="for at in sorted(told, reverse=True)]",
+        killers=(f"{_TOGETHER}::test_failures_of_a_report_are_those_told_one_by_one",),
+    ),
+    Mutant(
+        name="sharer_of_a_failed_load_passed_over",
+        why="What was computed on blocks that another's load did not bring is stored as good.",
+        file="ucm/scheduler/loads.py",
+        find="for each in (life, *loads) for at",
+        replace="for each in (life,) for at",
+        killers=(f"{_TOGETHER}::test_failures_of_a_report_are_those_told_one_by_one",),
     ),
 )

@@ -304,7 +304,7 @@ class SchedulerAdapter:
             self._ledger.quarantine(transfer_id, report.rank)
         for failure in report.failures:
             self._transfers.load_failed(failure)
-            self._lives.load_failed(failure)
+        self._lives.loads_failed(report.failures)
         self._lives.loads_ended(
             transfer_id
             for transfer_id in report.loads_done

@@ -36,7 +36,7 @@ from ucm.scheduler.budget import MAX_ID_CHARS
 from ucm.scheduler.decoded import NEVER_DUE, Decoded
 from ucm.scheduler.denials import Denials
 from ucm.scheduler.due import Due
-from ucm.scheduler.loads import Hit
+from ucm.scheduler.loads import FailedLoads, Hit
 from ucm.scheduler.matches import MatchReason
 from ucm.scheduler.messages import Failure
 from ucm.scheduler.records import Record, Records
@@ -381,11 +381,11 @@ class Lives:
                 self.loaded.blocks += blocks
         self._finished = [life for life in self._finished if life.loads]
 
-    def load_failed(self, failure: Failure) -> None:
-        """Tell the life for which a load was ordered, and all that wait for it."""
-        key = failure.request_id, failure.generation
-        for life in (*self._lives.values(), *self._finished):
-            if failure.transfer_id in life.loads or life.key == key:
+    def loads_failed(self, failures: Sequence[Failure]) -> None:
+        """Tell the lives for which these loads were ordered, and all that wait for them."""
+        failed = FailedLoads(failures)
+        for life in (*self._lives.values(), *self._finished) if failures else ():
+            for failure in failed.told_to(life.key, life.loads):
                 if life.loading[0]:
                     self.loaded.failed[failure.reason] += 1
                     life.record.load_over(self._clock.now, failure=failure.reason)

@@ -7,15 +7,15 @@ into tickets as they are.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ucm.errors import LayoutError
 from ucm.layout import KVLayout
-from ucm.scheduler.messages import SpanOrder
+from ucm.scheduler.messages import Failure, SpanOrder
 from ucm.scheduler.requests import NULL_BLOCK
 from ucm.scheduler.transfers import OpenTransfers
 
-__all__ = ["Hit", "load_orders"]
+__all__ = ["FailedLoads", "Hit", "load_orders"]
 
 Hit = tuple[list[SpanOrder], list[range]]
 """Tickets, and ``[groups]`` block indexes of a hit."""
@@ -77,3 +77,24 @@ def _runs(block_ids: Sequence[int]) -> Iterator[slice]:
     for before, stop in itertools.pairwise(ends):
         if before + 1 < stop:
             yield slice(before + 1, stop)
+
+
+class FailedLoads:
+    """
+    Loads that failed, found by ticket and by life.
+
+    Args:
+        failures: In the order in which they are told.
+    """
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        self._failures = failures
+        self._places: dict[object, list[int]] = {}
+        for at, each in enumerate(failures):
+            for known in (each.transfer_id, (each.request_id, each.generation)):
+                self._places.setdefault(known, []).append(at)
+
+    def told_to(self, life: tuple[str, int], loads: Iterable[int]) -> list[Failure]:
+        """Return, in order, those that were ordered for a life or that it waits for."""
+        told = {at for each in (life, *loads) for at in self._places.get(each, ())}
+        return [self._failures[at] for at in sorted(told)]
