@@ -283,6 +283,28 @@ class TestMain:
         with open_slab(here.slab, 64) as slab:
             assert 0 == here.serve(engine)
 
+    def test_blocks_of_several_sizes_in_slots_of_one_have_one_core(self, here) -> None:
+        """R-53: an engine says how large its blocks are, a command how large their slots; both
+        are served by one core, so that what one has forgotten the other's wants do not bring."""
+        large = 3 * 4096
+
+        def engine() -> None:
+            with (
+                open_slab(here.slab, 64, block_bytes=large) as store,
+                here.client(large) as client,
+                here.client(store.capabilities.max_block_bytes),
+            ):
+                slots = str(store.capabilities.max_block_bytes)
+                assert [slots] == list(here.status()["slots"])
+                save(store, KEYS, large)
+                until(lambda: here.status()["slots"][slots]["spilled"][0]["spilled"])
+                with here.client(large):
+                    assert client.is_up
+                assert [slots] == list(here.status()["slots"])
+
+        with open_slab(here.slab, 64):
+            assert 0 == here.serve(engine)
+
     def test_agent_without_tiers_keeps_a_ledger(self, here) -> None:
         """R-57: where an engine is to tell of its slab alone, an agent serves it."""
 

@@ -58,4 +58,14 @@ KILLS = (
         replace="        pass",
         killers=(f"{_PROCESS}::test_told_to_end_it_spills_what_waits",),
     ),
+    Mutant(
+        name="core_for_each_size_that_is_said",
+        why="Blocks that a command has forgotten come back by what an engine fetches just then.",
+        file=_NODE,
+        find="                slot_bytes = store.capabilities.max_block_bytes\n",
+        replace="                slot_bytes = block_bytes\n",
+        killers=(
+            "tests/agent/test_node.py::TestMain::test_blocks_of_several_sizes_in_slots_of_one_have_one_core",
+        ),
+    ),
 )

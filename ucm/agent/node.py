@@ -124,6 +124,8 @@ class Node:
         self._watched: list[WatchedBackend] = []
         self._cores: dict[int, AgentCore] = {}
         """By size of slots: each sees the changes of its own."""
+        self._slots_of: dict[int, int] = {}
+        """Their size, by that of blocks as engines say it: several have slots of one class."""
         self._ledger: Ledger | None = None
         self._opening = anyio.Lock()
         self._tasks: TaskGroup | None = None
@@ -241,17 +243,22 @@ class Node:
                 if peer.is_engine:  # who only looks, or is refused, keeps nobody here
                     self._left_at = time.monotonic()
 
-    async def _core_of(self, slot_bytes: int) -> AgentCore:
-        """Return what serves slots of this size; opens the slab for them if need be."""
+    async def _core_of(self, block_bytes: int) -> AgentCore:
+        """Return what serves the class of slots for such blocks; opens the slab for it if need be."""
         async with self._opening:
-            if slot_bytes not in self._cores:
+            if (slot_bytes := self._slots_of.get(block_bytes, 0)) not in self._cores:
                 store = await self._call(
                     lambda: open_store(
-                        self._config.store, block_bytes=slot_bytes, index_only=False
+                        self._config.store, block_bytes=block_bytes, index_only=False
                     )
                 )
-                self._stack.callback(store.close)
-                await self._start(slot_bytes, store)
+                slot_bytes = store.capabilities.max_block_bytes
+                if slot_bytes in self._cores:
+                    await self._call(store.close)
+                else:
+                    self._stack.callback(store.close)
+                    await self._start(slot_bytes, store)
+                self._slots_of[block_bytes] = slot_bytes
             return self._cores[slot_bytes]
 
     async def _start(self, slot_bytes: int, store: Store) -> None:
