@@ -2,6 +2,7 @@
 """Blocks as objects of a real S3 server: the contract, and a server that is away."""
 
 import hashlib
+import threading
 from contextlib import aclosing
 
 import anyio
@@ -147,6 +148,33 @@ class TestService:
             await backend.aclose()  # behind the thread that was asked
             assert 0 == backend._crew.num_hung
             assert bytes(BLOCK) == target
+
+    async def test_deletion_is_behind_a_put_whose_caller_has_left(
+        self, service, tmp_path, monkeypatch
+    ):
+        """R-55: what is put too late is deleted behind that; until then it is not known to be
+        absent. Else it would be there again once it was told to be forgotten."""
+        goes_on, put = threading.Event(), obstore.put
+
+        def late_put(*args, **kwargs):
+            goes_on.wait(LIMIT_S)
+            return put(*args, **kwargs)
+
+        monkeypatch.setattr(obstore, "put", late_put)
+        async with aclosing(await open_objects(service[1], tmp_path)) as backend:
+            late, told = DeadlineBackend(backend, 0.3), []
+
+            async def delete():
+                told.extend(await backend.delete(KEYS[:1]))
+
+            assert [Verdict.UNAVAILABLE] == await late.put([seal(KEYS[0])])
+            assert [Verdict.UNAVAILABLE] == await late.delete(KEYS[:1])
+            async with anyio.create_task_group() as group:
+                group.start_soon(delete)
+                await anyio.wait_all_tasks_blocked()
+                goes_on.set()
+            assert [Verdict.DONE] == told
+            assert [Presence.ABSENT] == await backend.exists(KEYS[:1])
 
     async def test_server_that_is_away_is_no_miss(self, tmp_path):
         """Nobody listens: unknown and unavailable, from the start, and no error."""

@@ -68,4 +68,14 @@ KILLS = (
             "tests/agent/test_node.py::TestMain::test_blocks_of_several_sizes_in_slots_of_one_have_one_core",
         ),
     ),
+    Mutant(
+        name="object_lands_behind_its_deletion",
+        why="What a user had forgotten is in the bucket again, and nobody was told.",
+        file="ucm/backends/object.py",
+        find="        self._puts.await_end(_path(key))\n",
+        replace="",
+        killers=(
+            "tests/backends/test_object.py::TestService::test_deletion_is_behind_a_put_whose_caller_has_left",
+        ),
+    ),
 )

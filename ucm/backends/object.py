@@ -11,9 +11,12 @@ Room is bounded by the bucket's own rules of lifecycle, not by us.
 
 Threading: verbs on the loop; requests on threads of a crew, which end with obstore's timeout also
 where whoever asked has gone by then. The caller's memory is used by way of the crew's gate only.
+A deletion waits for the puts of its object that are under way, so that none lands behind it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -103,6 +106,31 @@ class ObjectSettings:
     timeout: float = field(5.0, "Seconds for each request.", least=0.01)
 
 
+class _Puts:
+    """Objects that threads are putting, whoever waits for that; any thread."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+        self._ended = threading.Condition()
+
+    @contextlib.contextmanager
+    def putting(self, path: str) -> Iterator[None]:
+        """Have it known that an object is being put."""
+        with self._ended:
+            self._paths.append(path)
+        try:
+            yield
+        finally:
+            with self._ended:
+                self._paths.remove(path)
+                self._ended.notify_all()
+
+    def await_end(self, path: str) -> None:
+        """Wait until nobody puts an object, which takes a request's time at most."""
+        with self._ended:
+            self._ended.wait_for(lambda: path not in self._paths)
+
+
 class ObjectBackend(Backend):
     """
     Blocks as objects; made by ``open_configured``.
@@ -115,6 +143,7 @@ class ObjectBackend(Backend):
     def __init__(self, store: Any, num_requests: int) -> None:  # noqa: ANN401 - a union
         self._store = store
         self._crew = Crew(num_requests, "ucm-object")
+        self._puts = _Puts()
         self._is_open = True
 
     @classmethod
@@ -244,12 +273,16 @@ class ObjectBackend(Backend):
     def _put(self, block: Sealed) -> Verdict:
         if len(block.data) > _LARGEST_BLOCK:
             return Verdict.FULL
+        path = _path(block.key)
+        with self._puts.putting(path):
+            return self._put_to(path, block)
+
+    def _put_to(self, path: str, block: Sealed) -> Verdict:
         header = Envelope(block.key, len(block.data), block.checksum).encode()
         # A copy: whoever waits may leave while it is sent.
         value = self._crew.gate.touch(lambda: b"".join((header, block.data)))
         if value is None:
             return Verdict.UNAVAILABLE
-        path = _path(block.key)
         try:
             obstore.put(self._store, path, value, mode="create", use_multipart=False)
         except AlreadyExistsError:
@@ -260,6 +293,7 @@ class ObjectBackend(Backend):
         return Verdict.DONE
 
     def _delete(self, key: PackedKey) -> Verdict:
+        self._puts.await_end(_path(key))
         there = self._look(key)
         if self._crew.gate.is_left:  # it may have been put anew since
             return Verdict.UNAVAILABLE
