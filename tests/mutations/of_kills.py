@@ -9,6 +9,9 @@ _CORE = "ucm/agent/core.py"
 _FLIGHTS = "ucm/agent/flights.py"
 _ADMISSION = "tests/agent/test_admission.py::TestCore"
 _SAID = f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so"
+_RESERVING = "ucm/stores/slab/_reserving.py"
+_SHARES = "tests/stores/test_slab_reserving.py::TestShares"
+_TENANTS = "ucm/stores/slab/_tenants.py"
 _NODE = "ucm/agent/node.py"
 _PROCESS = "tests/agent/test_process.py::TestAgent"
 _BUDGET = "tests/agent/test_fetch.py::TestBudget"
@@ -77,5 +80,47 @@ KILLS = (
         killers=(
             "tests/backends/test_object.py::TestService::test_deletion_is_behind_a_put_whose_caller_has_left",
         ),
+    ),
+    Mutant(
+        name="own_list_is_of_the_prompt_itself",
+        why="A tenant's conversation is stored no more once it goes on, though it has older blocks.",
+        file=_RESERVING,
+        find="num_others = int((~np.isin(slots, held)).sum())",
+        replace="num_others = len(slots)",
+        killers=(
+            f"{_SHARES}::test_blocks_of_the_same_prompt_do_not_hide_what_goes_for_it",
+        ),
+    ),
+    Mutant(
+        name="lists_of_a_batch_drop_each_other",
+        why="Of a batch of many tenants only the last eight have anything stored.",
+        file=_TENANTS,
+        find="[place for place in self._lists if place not in needed]",
+        replace="list(self._lists)",
+        killers=(f"{_SHARES}::test_each_tenant_of_a_batch_makes_room_among_its_own",),
+    ),
+    Mutant(
+        name="own_list_of_a_few_for_many",
+        why="A long prompt of a tenant is stored in part, though it has older blocks.",
+        file=_TENANTS,
+        find="count = max(count, _LEAST_LISTED,",
+        replace="count = max(_LEAST_LISTED,",
+        killers=(f"{_SHARES}::test_prompt_that_is_longer_than_a_list_is_stored_whole",),
+    ),
+    Mutant(
+        name="own_list_of_the_piece_before",
+        why="A prompt of thousands of blocks of a tenant is stored up to its first thousand.",
+        file=_RESERVING,
+        find="        self._listed.clear()\n",
+        replace="",
+        killers=(f"{_SHARES}::test_prompt_that_is_longer_than_a_list_is_stored_whole",),
+    ),
+    Mutant(
+        name="lists_change_under_others_feet",
+        why="An agent dies as two of its threads save for tenants at once.",
+        file=_RESERVING,
+        find="            with self._index.locked():\n                own.keep(made, self._listed)\n",
+        replace="            own.keep(made, self._listed)\n            with self._index.locked():\n",
+        killers=(f"{_SHARES}::test_lists_are_changed_within_the_lock_only",),
     ),
 )

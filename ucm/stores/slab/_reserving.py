@@ -114,18 +114,20 @@ class Reservation:
 
     def _grant_some(self) -> Grant:
         """Take slots for the next keys; between looks at very many stamps others come."""
-        grant, tries = None, 0
+        grant, tries, own = None, 0, self._index.own
+        made: dict[int, _Slots] = {}
+        self._listed.clear()
         while grant is None:
             tries += 1
             with self._index.locked():
+                own.keep(made, self._listed)
                 unlisted, grant = self._try(is_last=tries >= _TRIES)
-            for place in unlisted:
-                self._index.own.make(place)
-                self._listed.add(place)
+            made = {place: own.make(place, num) for place, num in unlisted.items()}
+            self._listed |= unlisted.keys()
         return grant
 
-    def _try(self, *, is_last: bool) -> tuple[list[int], Grant | None]:
-        """Return whose slots are to be listed first, or what was granted."""
+    def _try(self, *, is_last: bool) -> tuple[dict[int, int], Grant | None]:
+        """Return whose slots are to be listed first, and how many, or what was granted."""
         index = self._index
         if self._is_now and self._before is self._moments:  # locked: none is later
             self._moments = index.stamps_of(None, len(self._batch))
@@ -134,7 +136,7 @@ class Reservation:
         held, self._later = self._held, _NONE
         if not len(wanted):
             self._later = later
-            return [], Grant(wanted, wanted, 0, self._num_stored, wanted)
+            return {}, Grant(wanted, wanted, 0, self._num_stored, wanted)
         unlisted, bound, own = self._among_own(wanted, held)
         if unlisted:
             return unlisted, None
@@ -143,7 +145,7 @@ class Reservation:
         kept = np.concatenate((held, own[1])) if len(own[1]) else held
         victims, is_done = self._oldest(rest[len(free) :], kept, is_last=is_last)
         if not (is_done or is_last):
-            return [], None
+            return {}, None
         taken = rest[: len(free) + len(victims)]
         if len(own[0]):
             taken = np.concatenate((taken, own[0]))
@@ -158,7 +160,7 @@ class Reservation:
         if len(own[1]):
             victims = np.concatenate((victims, own[1]))
         slots = np.concatenate((free, victims)) if len(victims) else free
-        return [], self._take(taken, slots, victims)
+        return {}, self._take(taken, slots, victims)
 
     def _find(self) -> tuple[_Slots, _Slots]:
         """Return which keys get a slot next, and which may after them."""
@@ -187,25 +189,29 @@ class Reservation:
 
     def _among_own(
         self, wanted: _Slots, held: _Slots
-    ) -> tuple[list[int], _Slots, tuple[_Slots, _Slots]]:
+    ) -> tuple[dict[int, int], _Slots, tuple[_Slots, _Slots]]:
         """
         Find slots for keys of tenants that have their share.
 
         Returns:
-            Whose slots must be listed first; which keys these are; of which of them the
-            slot was found, and that slot.
+            Whose slots must be listed first, and how many; which keys these are; of which of
+            them the slot was found, and that slot.
         """
         index, limit = self._index, self._index.limits.of_tenant
         if self._places is None or limit >= 1:
-            return [], _NONE, (_NONE, _NONE)
+            return {}, _NONE, (_NONE, _NONE)
         share = int(limit * index.layout.num_slots)
-        unlisted, bound, taken, victims = [], [_NONE], [_NONE], [_NONE]
+        unlisted, bound, taken, victims = dict[int, int](), [_NONE], [_NONE], [_NONE]
         places = self._places[wanted]
         for place in set(places.tolist()) - {0}:
             over = wanted[places == place][max(0, share - int(index.shares[place])) :]
-            slots, stamps = index.own.take(place, len(over) + len(held))
-            if len(slots) < len(over) and place not in self._listed:
-                unlisted.append(place)
+            if not len(over):
+                continue
+            count = len(over) + len(held)
+            slots, stamps = index.own.take(place, count)
+            num_others = int((~np.isin(slots, held)).sum())
+            if num_others < len(over) and place not in self._listed:
+                unlisted[place] = count
             slots = self._older(slots, stamps, over, held)
             bound.append(over)
             taken.append(over[: len(slots)])

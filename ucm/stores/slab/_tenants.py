@@ -7,6 +7,8 @@ or two that meet by chance, share one place and so one share: each may then have
 its own, and none has more.
 """
 
+from collections.abc import Collection, Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,6 +20,7 @@ _STEP = 1 << 20
 _MOST_LISTS = 8
 _LEAST_LISTED = 256
 _LISTED_SHARE = 16
+_NONE = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
 
 
 def places_of(tenants: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
@@ -55,11 +58,11 @@ def shares_after(
 
 class OwnOldest:
     """
-    Lists of the oldest slots of single tenants, made outside of any lock.
+    Lists of the oldest slots of single tenants: made without a lock, kept and used with it.
 
-    A list holds what there was when it was made. What this process has published since,
-    and is older than the end of the list, ends it (``outdate``); what others published
-    is in the next one.
+    A list holds what there was when it was made. What this process has published since it is
+    kept, and is older than the end of the list, ends it (``outdate``); what others published,
+    or anybody while it was made, is in the next one.
 
     Args:
         states: ``[num_slots]`` uint8; shared.
@@ -78,8 +81,8 @@ class OwnOldest:
         self._payers = payers
         self._lists: dict[int, npt.NDArray[np.int64]] = {}
 
-    def make(self, place: int) -> None:
-        """List the oldest slots of a tenant; takes no lock."""
+    def make(self, place: int, count: int) -> npt.NDArray[np.int64]:
+        """Return at least *count* of a tenant's oldest slots, if it has as many, with their stamps; takes no lock."""
         found = [
             start + np.flatnonzero(self._payers[start : start + _STEP] == place)
             for start in range(0, len(self._payers), _STEP)
@@ -87,16 +90,26 @@ class OwnOldest:
         slots = np.concatenate(found)
         slots = slots[self._states[slots] == COMMITTED]
         stamps = self._stamps[slots]
-        order = np.argsort(stamps)[: max(_LEAST_LISTED, len(stamps) // _LISTED_SHARE)]
-        while len(self._lists) >= _MOST_LISTS:
-            self._lists.pop(next(iter(self._lists)), None)
-        self._lists[place] = np.stack((slots[order], stamps[order]))
+        count = max(count, _LEAST_LISTED, len(stamps) // _LISTED_SHARE)
+        order = np.argsort(stamps)[:count]
+        return np.stack((slots[order], stamps[order]))
+
+    def keep(
+        self, lists: Mapping[int, npt.NDArray[np.int64]], needed: Collection[int]
+    ) -> None:
+        """Have lists for ``take``; of those that are not *needed* no more than a few, locked."""
+        self._lists |= lists
+        others = [place for place in self._lists if place not in needed]
+        for place in others[: max(0, len(self._lists) - _MOST_LISTS)]:
+            del self._lists[place]
 
     def take(
         self, place: int, count: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return up to *count* slots of a tenant and their stamps, the oldest first."""
-        listed = self._lists.get(place, np.empty((2, 0), dtype=np.int64))
+        """Return up to *count* slots of a tenant and their stamps, the oldest first; locked."""
+        listed = self._lists.get(place)
+        if listed is None:
+            return _NONE
         slots, stamps = listed
         good = (
             (self._stamps[slots] == stamps)
@@ -109,7 +122,7 @@ class OwnOldest:
     def outdate(
         self, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]
     ) -> None:
-        """End the lists in which blocks belong that are published now."""
+        """End the lists in which blocks belong that are published now; locked."""
         if not self._lists:
             return
         places = self._payers[slots]
