@@ -7,7 +7,7 @@ import pytest
 
 from tests.test_config import refused
 from ucm.agent.protocol import LONGEST_S
-from ucm.backends.disk._backend import DiskSettings
+from ucm.backends.disk import DiskSettings
 from ucm.backends.files._backend import FilesSettings
 from ucm.config import LogConfig, QueueConfig, StoreConfig, UCMConfig
 from ucm.configuration.schema import schema

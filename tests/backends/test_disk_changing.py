@@ -5,16 +5,21 @@ import asyncio
 import contextlib
 import threading
 
-from tests.backends.disk_kit import keys_on, open_disk
+from tests.backends.disk_kit import Refused, keys_on, open_disk
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.testing.store_blocks import make_keys
 
-KEYS = make_keys(40)
+KEYS = make_keys(100)
 
 
-def sealed(key):
-    """Return a block that fills an extent."""
-    return Sealed(key, memoryview(bytes(4096)), 0)
+def sealed(key, num_pages=1):
+    """Return a block of so many pages; one fills an extent, unless there is room for more."""
+    return Sealed(key, memoryview(bytes(4096 * num_pages)), 0)
+
+
+def open_small(path, num_each=1):
+    """Open a disk of sixteen extents, each with room for so many blocks of a page; one thread."""
+    return open_disk(path, capacity=16 * (1 + 2 * num_each) * 4096, threads=1)
 
 
 class Full:
@@ -27,13 +32,13 @@ class Full:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, path):
+    async def open(cls, path, num_each=1):
         """Fill a disk, and close the gate."""
-        disk = await open_disk(path, capacity=16 * 3 * 4096, threads=1)
+        disk = await open_small(path, num_each)
         full = cls(disk)
-        for key in KEYS[:17]:
+        for key in KEYS[: 16 * num_each + 1]:
             assert [Verdict.DONE] == await disk.put([sealed(key)])
-        assert 16 == len(disk._slots)
+        assert 16 * num_each == len(disk._slots)
         full.oldest = disk._slots.keys()[0]
         standing = full.begin(disk._crew.run([None], full._stand, [None]))
         await full.turn()
@@ -137,3 +142,57 @@ class TestChanging:
             return told, num_slots - len(free)
 
         assert ([Verdict.DONE, Verdict.DONE], 1) == asyncio.run(run())
+
+
+class TestTaken:
+    def test_blocks_that_went_for_nothing_are_deleted(self, tmp_path) -> None:
+        """R-61: a write of another size takes all of an extent. Where no thread comes to it the
+        drive has the blocks yet, and who deletes them does not see them behind a start, also
+        those that were put elsewhere meanwhile."""
+
+        async def run():
+            async with Full.open(tmp_path, 5) as full:
+                gone = await take_in_vain(full)
+                full.gate.set()
+                assert [Verdict.DONE] == await full.disk.put([sealed(gone[0])])
+                told = await full.disk.delete(gone)
+            disk = await open_small(tmp_path, 5)
+            there = await disk.exists(gone)
+            await disk.aclose()
+            return told, there
+
+        assert (
+            [Verdict.DONE] + [Verdict.ABSENT] * 4,
+            [Presence.ABSENT] * 5,
+        ) == asyncio.run(run())
+
+    def test_blocks_that_a_drive_may_have_yet_are_not_absent(
+        self, tmp_path, monkeypatch
+    ) -> None:
+        """R-51: where the drive refuses to part with what an extent had nobody is told that it
+        has gone."""
+
+        async def run():
+            async with Full.open(tmp_path, 5) as full:
+                gone = await take_in_vain(full)
+                full.gate.set()
+                with monkeypatch.context() as patch:
+                    Refused(patch, "pwritev")
+                    refused = await full.disk.delete(gone)
+                return refused, await full.disk.delete(gone)
+
+        assert (
+            [Verdict.UNAVAILABLE] * 5,
+            [Verdict.ABSENT] * 5,
+        ) == asyncio.run(run())
+
+
+async def take_in_vain(full):
+    """Cancel a put of a larger block before a thread comes to it; return what went for it."""
+    before = full.disk._slots.keys()
+    taking = full.begin(full.disk.put([sealed(KEYS[-1], 5)]))
+    await full.turn()
+    gone = [key for key in before if full.disk._slots.find(key) is None]
+    await full.give_up(taking)
+    assert 5 == len(gone)
+    return gone

@@ -210,7 +210,7 @@ HOSTS = (
     Mutant(
         name="tier_disk_below_a_directory_called_home",
         why="X-09: blocks that are to last lie where the agent happened to be started.",
-        file="ucm/backends/disk/_backend.py",
+        file="ucm/backends/disk/_settings.py",
         find="check_path(key, one)",
         replace="pass",
         killers=(

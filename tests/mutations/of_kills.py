@@ -9,6 +9,7 @@ _CORE = "ucm/agent/core.py"
 _FLIGHTS = "ucm/agent/flights.py"
 _ADMISSION = "tests/agent/test_admission.py::TestCore"
 _SAID = f"{_ADMISSION}::test_seen_once_is_kept_from_one_tier_and_said_so"
+_TAKEN = "tests/backends/test_disk_changing.py::TestTaken"
 _RESERVING = "ucm/stores/slab/_reserving.py"
 _SHARES = "tests/stores/test_slab_reserving.py::TestShares"
 _TENANTS = "ucm/stores/slab/_tenants.py"
@@ -122,5 +123,21 @@ KILLS = (
         find="            with self._index.locked():\n                own.keep(made, self._listed)\n",
         replace="            own.keep(made, self._listed)\n            with self._index.locked():\n",
         killers=(f"{_SHARES}::test_lists_are_changed_within_the_lock_only",),
+    ),
+    Mutant(
+        name="extent_taken_in_vain_comes_back",
+        why="Blocks that a user had forgotten are there again behind a restart.",
+        file="ucm/backends/disk/_backend.py",
+        find="        if not await self._keeper.mark_taken():\n",
+        replace="        if False:\n",
+        killers=(f"{_TAKEN}::test_blocks_that_went_for_nothing_are_deleted",),
+    ),
+    Mutant(
+        name="refused_mark_is_none",
+        why="R-51: blocks that a drive would not part with are said to be gone.",
+        file="ucm/backends/disk/_keeping.py",
+        find="        return all(told)\n",
+        replace="        return True\n",
+        killers=(f"{_TAKEN}::test_blocks_that_a_drive_may_have_yet_are_not_absent",),
     ),
 )

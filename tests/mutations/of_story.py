@@ -309,7 +309,7 @@ STORY = (
     Mutant(
         name="drives_without_room_for_a_block",
         why="A disk tier of several drives opens, and takes nothing.",
-        file="ucm/backends/disk/_backend.py",
+        file="ucm/backends/disk/_settings.py",
         find="        least = _LEAST_CAPACITY * len(self.path)\n",
         replace="        least = _LEAST_CAPACITY\n",
         killers=(

@@ -13,11 +13,9 @@ import contextlib
 import enum
 import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Self
 
 import anyio
-import attrs
 
 from ucm.backends._crew import Crew
 from ucm.backends.abc import (
@@ -33,17 +31,17 @@ from ucm.backends.disk._drive import Drive
 from ucm.backends.disk._extent import Slot
 from ucm.backends.disk._keeping import Keeper
 from ucm.backends.disk._runs import cut_runs, largest_of, tell_each
+from ucm.backends.disk._settings import DiskSettings
 from ucm.backends.disk._slots import Slots
-from ucm.backends.disk._stamp import PAGE, Geometry
+from ucm.backends.disk._stamp import Geometry
 from ucm.backends.envelope import GARBAGE
 from ucm.blocks import PackedKey
 from ucm.config import Durability
 from ucm.errors import ConfigError
-from ucm.settings import check_path, field, read_section, read_size
+from ucm.settings import read_section
 
-__all__ = ["DiskBackend", "DiskSettings"]
+__all__ = ["DiskBackend"]
 
-_LEAST_CAPACITY = 16 * 3 * PAGE
 _ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
 _PRESENT = Verdict.PRESENT
 _AT_ONCE_BYTES = 32 << 20
@@ -51,56 +49,6 @@ _AT_ONCE_BYTES = 32 << 20
 _BATCHED = 8
 """Blocks of a call for each thread: small ones side by side are one request, so that 64 KB
 cost a third less CPU than with two."""
-
-
-def _read_paths(key: str, value: object) -> tuple[Path, ...]:
-    paths = [value] if isinstance(value, str) else value
-    if isinstance(paths, list) and paths and all(isinstance(one, str) for one in paths):
-        found = tuple(Path(one).absolute() for one in paths)
-        if all(paths) and len(set(found)) == len(found):
-            for one in paths:
-                check_path(key, one)
-            return found
-    raise ConfigError(
-        key, value, "no directory", "Give one, or a list of several, one on each drive."
-    )
-
-
-@attrs.frozen(kw_only=True)
-class DiskSettings:
-    """Settings of a tier on drives."""
-
-    path: tuple[Path, ...] = field(
-        (),
-        "A directory of its own, or one for each of several drives.",
-        read=_read_paths,
-    )
-    capacity: int = field(
-        64 << 30, "Of all drives together.", read=read_size, least=_LEAST_CAPACITY
-    )
-    durability: Durability = field(Durability.PROCESS, "What blocks outlast.")
-    threads: int = field(32, "Requests to the drives at a time.", least=1)
-
-    @property
-    def geometry(self) -> Geometry:
-        """How the file of each drive is cut, unless there is one."""
-        return Geometry.fit(self.capacity // max(1, len(self.path)))
-
-    @property
-    def max_block_bytes(self) -> int:
-        """The largest block that the tier takes."""
-        return self.geometry.max_block_bytes
-
-    def check(self, prefix: str) -> None:
-        """Refuse a capacity of which no drive has enough for a block."""
-        least = _LEAST_CAPACITY * len(self.path)
-        if self.capacity < least:
-            raise ConfigError(
-                f"{prefix}capacity",
-                self.capacity,
-                f"too little for {len(self.path)} drives",
-                f"Give at least {least}, or fewer drives.",
-            )
 
 
 class _End(enum.Enum):
@@ -324,6 +272,8 @@ class DiskBackend(Backend):
                     self._slots.let_go(slot)
                 else:
                     self._slots.clear(slot, is_wiped=is_wiped)
+        if not await self._keeper.mark_taken():
+            return [Verdict.UNAVAILABLE] * len(keys)
         told = {
             key: Verdict.DONE if is_wiped else Verdict.UNAVAILABLE
             for key, is_wiped in zip(found, wiped, strict=True)

@@ -93,6 +93,20 @@ class Keeper:
             await self._wipe(self._slots.take_unclear(number))
             self._slots.refusing.discard(number)  # also where a spot stays unclear
 
+    async def mark_taken(self) -> bool:
+        """Have no start find what extents had before they were taken; False where it may yet."""
+
+        def mark(slot: Slot) -> bool:
+            return self._drives[slot.extent.drive].writes(slot.extent)
+
+        slots = self._slots.hold_unmarked()
+        told = [False] * len(slots)
+        try:
+            await self._crew.run(slots, mark, told)
+        finally:
+            self._slots.let_go(*slots)
+        return all(told)
+
     async def _wipe(self, slots: list[Slot]) -> None:
         """Wipe and clear slots; those that no thread came to when cancelled stay unclear."""
 

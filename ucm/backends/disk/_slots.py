@@ -125,6 +125,13 @@ class Slots:
             slot.num_holders += 1
             slot.extent.num_held += slot.num_holders == 1
 
+    def hold_unmarked(self) -> list[Slot]:
+        """Return a slot, held, of each extent on whose drive is what it had before it was taken."""
+        taken = [each for extents in self._extents for each in extents.values()]
+        slots = [each.slots[0] for each in taken if not each.is_marked]
+        self.hold(*slots)
+        return slots
+
     def let_go(self, *slots: Slot) -> None:
         """Hold slots no longer; frees those whose block is gone."""
         for slot in slots:
