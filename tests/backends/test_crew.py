@@ -78,6 +78,24 @@ class TestRun:
         assert 5 == results[0]
         await crew.aclose()
 
+    async def test_panic_of_native_code_costs_no_thread(self):
+        """What is no Exception is told like a bug, however often it comes; others are served."""
+
+        class PanicException(BaseException):
+            """No error that anybody expects."""
+
+        def work(item):
+            if item:
+                raise PanicException("at the disco")
+
+        crew = Crew(1, "crew")
+        for leave in (False, True):
+            with pytest.raises(RuntimeError, match="PanicException"):
+                await crew.run([1], work, [None], leave=leave)
+        await crew.run([0], work, [None], leave=True)
+        assert 0 == crew.num_hung
+        assert await crew.aclose()
+
 
 class TestRoom:
     async def test_items_come_behind_those_that_fill_the_room(self):

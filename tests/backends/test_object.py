@@ -228,6 +228,7 @@ class TestService:
             ({"requests": 0}, "requests"),
             ({"bucket": "x"}, "bucket"),
             ({"url": "s4:/user:hush-hush@bucket"}, "url"),
+            ({"options": {"aws_allow_http": "true"}}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, service, tmp_path, settings, key):

@@ -140,4 +140,14 @@ KILLS = (
         replace="        return True\n",
         killers=(f"{_TAKEN}::test_blocks_that_a_drive_may_have_yet_are_not_absent",),
     ),
+    Mutant(
+        name="panic_of_obstore_ends_the_agent",
+        why="An engine starts one agent after the other, and is told of no option that is wrong.",
+        file="ucm/backends/object.py",
+        find="            if type(exc).__name__ != _PANIC:\n",
+        replace="            if True:\n",
+        killers=(
+            "tests/backends/test_object.py::TestService::test_wrong_setting_is_named[settings10-url]",
+        ),
+    ),
 )

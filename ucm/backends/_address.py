@@ -7,7 +7,7 @@ __all__ = ["no_address", "read_server"]
 
 
 def no_address(
-    key: str, value: object, exc: Exception, *, problem: str, remedy: str
+    key: str, value: object, exc: BaseException, *, problem: str, remedy: str
 ) -> ConfigError:
     """Return an error that repeats nothing of what may be secret; a client's own text may name it."""
     shown = "..." if "@" in str(value) else value

@@ -77,8 +77,9 @@ class _Batch(Generic[_Item, _T]):
             self.num_working += 1
         try:
             self._results[at] = self._work(self._items[at])
-        except Exception as exc:  # noqa: BLE001 - handed to whoever awaits the batch
-            self.error = exc
+        except BaseException as exc:  # noqa: BLE001 - handed to whoever awaits the batch
+            # A panic of native code, which is no Exception, is a bug as others are.
+            self.error = exc if isinstance(exc, Exception) else RuntimeError(repr(exc))
         with self._lock:
             self.num_working -= 1
             is_left = self._next < len(self._items)

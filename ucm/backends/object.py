@@ -57,10 +57,12 @@ _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
 _ERRORS = (BaseError, OSError)
+_PANIC = "PanicException"
+"""Of obstore's native code, as at some options: no ``Exception``, and in no module that can be imported."""
 _refusal = partial(
     no_address,
     problem="obstore refuses it or an option",
-    remedy="Give an address such as s3://bucket/prefix, and options as in obstore's manual.",
+    remedy="Give an address such as s3://bucket/prefix, and options as in obstore's manual; those of HTTP are client's.",
 )
 
 
@@ -169,6 +171,10 @@ class ObjectBackend(Backend):
                 retry_config={"max_retries": 1, "retry_timeout": limit},
             )
         except (BaseError, ValueError, TypeError) as exc:
+            raise _refusal(f"{key}.url", read.url, exc) from None
+        except BaseException as exc:
+            if type(exc).__name__ != _PANIC:
+                raise
             raise _refusal(f"{key}.url", read.url, exc) from None
         backend = cls(store, read.requests)
         with anyio.move_on_after(_OPENING_S):
