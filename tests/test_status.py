@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -14,7 +15,7 @@ import pytest
 
 from ucm import status
 from ucm.errors import NoStatusError, StoreUnavailableError
-from ucm.status import StatusServer, read_statuses, serve_status
+from ucm.status import StatusServer, peer_uid, read_statuses, serve_status
 from ucm.stores.memory import MemoryStore
 from ucm.stores.slab import SlabStore
 from ucm.stores.wrap import WrapperStore
@@ -154,6 +155,17 @@ class TestAccess:
             check=True,
         )
         assert "0" == done.stdout.strip()
+
+    def test_user_of_any_number_is_known(self):
+        """Those of a directory service are beyond 2^31: the kernel's numbers have no sign."""
+
+        class Connection:
+            """To a process of such a user."""
+
+            def getsockopt(self, level, name, size):
+                return struct.pack("=III", 1, 3_000_000_000, 3_000_000_000)[:size]
+
+        assert 3_000_000_000 == peer_uid(Connection())
 
     def test_a_directory_that_is_open_to_others_is_not_used(self, tmp_path):
         """Others could put a socket of their own there."""

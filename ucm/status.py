@@ -38,6 +38,7 @@ __all__ = [
     "StatusServer",
     "Statuses",
     "Word",
+    "peer_uid",
     "read_statuses",
     "serve_status",
 ]
@@ -59,7 +60,7 @@ _MOST_BYTES: Final = 1 << 20
 _MOST_SOCKETS: Final = 256
 _MOST_ALIKE: Final = 100
 _BACKLOG: Final = 8
-_CREDENTIALS: Final = struct.Struct("3i")
+_CREDENTIALS: Final = struct.Struct("iII")  # of users and groups beyond 2^31, too
 _TIMEVAL: Final = struct.Struct("2l")
 _OF_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -179,7 +180,7 @@ class StatusServer:
             with connection:
                 connection.settimeout(_ANSWER_S)
                 with contextlib.suppress(OSError):
-                    if _peer_of(connection) in (os.geteuid(), 0):
+                    if peer_uid(connection) in (os.geteuid(), 0):
                         connection.sendall(self._answer())
 
     def _asked(self) -> socket.socket | None:
@@ -306,7 +307,7 @@ def _ask(folder: int, name: str, owner: int) -> Status:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ASK_S)
         connection.connect(_path_of(folder, name))
-        if _peer_of(connection) != owner:
+        if peer_uid(connection) != owner:
             raise PermissionError(f"{name} belongs to somebody else")
         until = SYSTEM.monotonic() + _ASK_S
         told = bytearray()
@@ -347,8 +348,8 @@ def _path_of(folder: int, name: str) -> str:
     return f"/proc/self/fd/{folder}/{name}"
 
 
-def _peer_of(connection: socket.socket) -> int:
-    """Return the user at the other end."""
+def peer_uid(connection: socket.socket) -> int:
+    """Return whose process is at the other end of a Unix socket."""
     told = connection.getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
     )

@@ -194,8 +194,8 @@ STORY = (
         name="status_tells_anybody",
         why="Another user of the machine reads what an engine does.",
         file=_STATUS,
-        find="                    if _peer_of(connection) in (os.geteuid(), 0):",
-        replace="                    if _peer_of(connection) >= 0:",
+        find="                    if peer_uid(connection) in (os.geteuid(), 0):",
+        replace="                    if peer_uid(connection) >= 0:",
         killers=(f"{_STATUS_TESTS}::TestAccess::test_another_user_is_told_nothing",),
     ),
     Mutant(

@@ -24,10 +24,10 @@ from ucm.agent.protocol import (
     Welcome,
     decode_frame,
     frame_bytes,
-    peer_uid,
     within,
 )
 from ucm.errors import MessageError
+from ucm.status import peer_uid
 
 __all__ = ["Agents", "dial", "receive", "why_lost"]
 

@@ -31,7 +31,7 @@ from ucm.agent.connection import Connection
 from ucm.agent.core import AgentCore
 from ucm.agent.feeding import feed_slab, feed_tiers
 from ucm.agent.ledger import Ledger
-from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, peer_uid, within
+from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, within
 from ucm.agent.troubles import ServerTroubles, Troubles, servers_of
 from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
@@ -39,6 +39,7 @@ from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 from ucm.reasons import Reason
+from ucm.status import peer_uid
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.tracing import (

@@ -8,7 +8,6 @@ side believes the other: what is too long, or no message, ends the connection.
 """
 
 import hashlib
-import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,7 +48,6 @@ __all__ = [
     "digest_of",
     "encode_frame",
     "frame_bytes",
-    "peer_uid",
     "within",
 ]
 
@@ -299,14 +297,6 @@ def decode_frame(payload: bytes, decoder: "msgspec.msgpack.Decoder[_T]") -> _T:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError) as exc:
         raise MessageError(f"not a message of this protocol: {exc}") from exc
-
-
-def peer_uid(connected: socket.socket) -> int:
-    """Return whose process is at the other end."""
-    size = struct.calcsize("3i")
-    told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    uid: int = struct.unpack("3i", told)[1]
-    return uid
 
 
 def within(directory_fd: int, name: str) -> Path:
