@@ -66,6 +66,8 @@ class Slots:
         """Of extents, so far; likewise."""
         self._changed: dict[Extent, None] = {}
         """Since they were told to be written down, the one that was changed first first."""
+        self._unmarked: set[Extent] = set()
+        """Those that belong to a class and had no mark of it when they were looked at last."""
         self._blocks: dict[PackedKey, Slot] = {}
         self._classes: dict[tuple[int, int], _Class] = defaultdict(_Class)
         """By pages and drive."""
@@ -127,8 +129,8 @@ class Slots:
 
     def hold_unmarked(self) -> list[Slot]:
         """Return a slot, held, of each extent on whose drive is what it had before it was taken."""
-        taken = [each for extents in self._extents for each in extents.values()]
-        slots = [each.slots[0] for each in taken if not each.is_marked]
+        self._unmarked = {each for each in self._unmarked if not each.is_marked}
+        slots = [each.slots[0] for each in self._unmarked]
         self.hold(*slots)
         return slots
 
@@ -386,6 +388,7 @@ class Slots:
         self.num_uses += 1
         extent.used = self.num_uses
         self._extents[extent.drive][id(extent)] = extent
+        self._unmarked.add(extent)
         self.change(extent)
 
     def _free(self, slot: Slot) -> None:
