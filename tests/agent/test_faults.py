@@ -86,7 +86,8 @@ class Node:
         return self.ask() == (len(KEYS), "", b"\1" * len(KEYS), 0)
 
     def _spilled(self) -> dict[str, int]:
-        (told,) = self._place.status()["slots"][str(BLOCK_BYTES)]["spilled"]
+        (core,) = self._place.status()["slots"].values()
+        (told,) = core["spilled"]
         return told
 
     def _is_over(self, offered: int) -> bool:
