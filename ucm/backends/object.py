@@ -56,6 +56,8 @@ _T = TypeVar("_T")
 _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
+_PUT_S = 60.0
+"""So long a deletion waits for a put; ``client`` may give a request any time."""
 _ERRORS = (BaseError, OSError)
 _PANIC = "PanicException"
 """Of obstore's native code, as at some options: no ``Exception``, and in no module that can be imported."""
@@ -127,10 +129,10 @@ class _Puts:
                 self._paths.remove(path)
                 self._ended.notify_all()
 
-    def await_end(self, path: str) -> None:
-        """Wait until nobody puts an object, which takes a request's time at most."""
+    def await_end(self, path: str) -> bool:
+        """Wait until nobody puts an object, a request's time as a rule; return whether that is so."""
         with self._ended:
-            self._ended.wait_for(lambda: path not in self._paths)
+            return self._ended.wait_for(lambda: path not in self._paths, _PUT_S)
 
 
 class ObjectBackend(Backend):
@@ -299,7 +301,8 @@ class ObjectBackend(Backend):
         return Verdict.DONE
 
     def _delete(self, key: PackedKey) -> Verdict:
-        self._puts.await_end(_path(key))
+        if not self._puts.await_end(_path(key)):
+            return Verdict.UNAVAILABLE
         there = self._look(key)
         if self._crew.gate.is_left:  # it may have been put anew since
             return Verdict.UNAVAILABLE
