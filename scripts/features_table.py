@@ -180,6 +180,15 @@ FEATURES: tuple[Feature, ...] = (
         ("e2e/test_features.py::test_pooling_model_gives_the_same_vectors",),
     ),
     Feature(
+        "Log-probabilities of prompts",
+        Verdict.HANDLED,
+        "A request that asks for them skips prefix caches: it loads nothing, and is saved.",
+        (
+            "e2e/test_features.py::test_log_probabilities_of_prompts_are_computed_anew",
+            f"{_DOOR}/test_wishes.py::TestHalves",
+        ),
+    ),
+    Feature(
         "Pooling over all tokens, models without a KV cache",
         Verdict.REFUSED,
         "A hit would leave tokens out; there is nothing to save.",

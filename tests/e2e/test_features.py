@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features of the engine beside ucm: the answer is that of the engine alone."""
 
+import inspect
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,51 @@ def test_pooling_model_gives_the_same_vectors(llama: Path, tmp_path: Path) -> No
         assert (alone, 0) == ask(llm)
     with in_process_engine(llama, kv_transfer_config=config, **arguments) as llm:
         assert (alone, 128 * BLOCKS) == ask(llm)
+
+
+def test_log_probabilities_of_prompts_are_computed_anew(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wants them for all tokens of a prompt loads none of these, also in an engine that leaves
+    that to its connectors: the rows of loaded tokens would be memory that nobody has written."""
+    from vllm import SamplingParams
+
+    leave_skipping_to_connectors(monkeypatch)
+    sampling = SamplingParams(
+        temperature=0, max_tokens=1, prompt_logprobs=0, detokenize=False
+    )
+
+    def ask(llm: Any) -> list[float]:
+        outputs = llm.generate(
+            [{"prompt_token_ids": each} for each in PROMPTS], sampling, use_tqdm=False
+        )
+        drain(llm)
+        rows = [row for output in outputs for row in output.prompt_logprobs[1:]]
+        return [found.logprob for row in rows for found in row.values()]
+
+    config = ucm_config(tmp_path / "slab")
+    with in_process_engine(llama, kv_transfer_config=config) as llm:
+        cold = ask(llm)
+        await_counter(llm, SAVED, BLOCKS)
+        reset_prefix_cache(llm)
+        assert pytest.approx(cold, abs=1e-3) == ask(llm)
+        assert 0 == counter(llm, EXTERNAL_HITS)
+        reset_prefix_cache(llm)
+        assert 128 * BLOCKS == generate(llm, PROMPTS, 1).external_tokens
+        assert {} == quiesced(llm)
+
+
+def leave_skipping_to_connectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take out of the engine's scheduler what vLLM before 0.32 does not have."""
+    from vllm.v1.core.sched import scheduler
+
+    text = textwrap.dedent(inspect.getsource(scheduler.Scheduler.schedule))
+    line = "if request.skip_reading_prefix_cache:\n"
+    assert 1 == text.count(line)
+    scope: dict[str, Any] = {}
+    older = text.replace(line, "if False:\n")
+    exec(compile(older, scheduler.__file__, "exec"), vars(scheduler), scope)  # noqa: S102
+    monkeypatch.setattr(scheduler.Scheduler, "schedule", scope["schedule"])
 
 
 def test_draft_model_drafts_as_well_from_saved_blocks(

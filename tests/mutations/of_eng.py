@@ -6,6 +6,10 @@ from tests.mutations.mutant import Mutant
 __all__ = ["ENG"]
 
 _READER = "tests/integration/vllm/test_wishes.py::TestReader"
+_SKIPS = (
+    "tests/integration/vllm/test_wishes.py::TestHalves"
+    "::test_request_that_skips_the_prefix_cache_loads_nothing_and_is_saved"
+)
 _WISHES = "ucm/integration/vllm/wishes.py"
 
 ENG = (
@@ -34,5 +38,21 @@ ENG = (
         killers=(
             f"{_READER}::test_words_of_the_engine_that_make_no_sense_are_counted",
         ),
+    ),
+    Mutant(
+        name="skipping_request_loads",
+        why="Before vLLM 0.32 log-probabilities of loaded tokens are memory that nobody has written.",
+        file=_WISHES,
+        find="most_loaded=0 if skips else most_loaded",
+        replace="most_loaded=most_loaded",
+        killers=(_SKIPS,),
+    ),
+    Mutant(
+        name="skipping_request_that_wishes_nothing_else_loads",
+        why="Before vLLM 0.32 whoever asks for log-probabilities and nothing else gets unwritten rows.",
+        file=_WISHES,
+        find="(salt or given or priority or skips)",
+        replace="(salt or given or priority)",
+        killers=(_SKIPS,),
     ),
 )

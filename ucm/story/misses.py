@@ -187,6 +187,11 @@ DETAILS: Final[Mapping[str, Explained]] = {
         "It was decoded, and the setting keeps what is decoded out.",
         "Set save_decoded to at_end or each_block.",
     ),
+    "the request limits what is loaded": Explained(
+        "The request limits what is loaded.",
+        "Leave max_load_tokens out of its `kv_transfer_params`, and prompt_logprobs and "
+        "skip_reading_prefix_cache out of its sampling parameters.",
+    ),
     "the request's id is too long": Explained(
         "The request's id is too long.", "Use ids of at most 65536 characters."
     ),

@@ -35,6 +35,7 @@ class Watched:
             "kv_transfer_params": None,
             "kv_hints": None,
             "priority": 0,
+            "skip_reading_prefix_cache": False,
             "trace_headers": None,
         }
         self._touched = touched

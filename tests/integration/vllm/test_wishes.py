@@ -268,6 +268,25 @@ class TestHalves:
         engine.scheduler.finished("s")
         assert engine.idle()
 
+    @pytest.mark.parametrize("params", [None, {"max_load_tokens": 48}])
+    def test_request_that_skips_the_prefix_cache_loads_nothing_and_is_saved(
+        self, engine, params
+    ):
+        """One that asks for the log-probabilities of its prompt has them computed for all its
+        tokens, where the engine leaves that to its connectors; the miss is told as its wish."""
+        engine.save("r")
+        one = request("s", blocks=5)
+        one.skip_reading_prefix_cache, one.kv_transfer_params = True, params
+        assert (0, False) == engine.scheduler.match(one, 0)
+        engine.scheduler.allocated(one, [[4, 5, 6, 7, 8]], 0)
+        counted = engine.scheduler.counters.total
+        assert 1 == counted("ucm_missed_lookups_total", reason="admission")
+        engine.work(engine.plan([one], (4, 5, 6, 7, 8)))
+        engine.scheduler.finished("s")
+        assert (80, True) == engine.scheduler.match(request("q", blocks=5), 0)
+        engine.scheduler.finished("q")
+        assert engine.idle()
+
     def test_wish_is_read_once_in_a_life(self, engine):
         """R-58: what is ignored is counted once, however often the engine asks."""
         one = asking("r", retain=1)

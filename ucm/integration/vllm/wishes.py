@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What a request asks of the store: ``kv_transfer_params``, its priority and the cache salt.
+What a request asks of the store: ``kv_transfer_params``, priority, cache salt, and what it skips.
 
 Ours are the keys below ``ucm``, so that they are nobody else's::
 
@@ -20,6 +20,10 @@ Of the tiers a request may name the ``medium``, as a tier calls its own or as th
 sorts them (``CPU``, ``STORAGE``), the ``locality`` (``LOCAL``, ``REMOTE``), or both; an
 empty list is no tier. The slab is not meant by it, as the engine does not mean its own first
 tier.
+
+A request that wants something of each token of its prompt, such as its log-probability, says
+that it skips the prefix cache (``skip_reading_prefix_cache``): nothing of it is loaded. Before
+vLLM 0.32 the engine leaves that to its connectors.
 
 What is not understood is as if it was not given: counted, and told once of each key. So is a
 medium that no tier has, of which none is meant, and so are the ``kv_hints`` of an orchestrator: no action of theirs is known here.
@@ -100,18 +104,20 @@ class WishReader:
         priority = getattr(request, "priority", 0) if self._is_ranked else 0
         if (hints := getattr(request, _HINTS, None)) is not None:
             self._ignore(_HINTS, hints)
-        if not (salt or given or priority):
+        skips = getattr(request, "skip_reading_prefix_cache", False)
+        if not (salt or given or priority or skips):
             return NO_WISHES
         given = given if isinstance(given, Mapping) else {}
         ours = self._read_ours(given)
         forgets = self._read_switch(ours, _FORGET, default=False)
         saves = self._read_switch(ours, _STORE, default=True) and not forgets
         most_saved = self._read_tokens(given, _OFFLOAD)
+        most_loaded = self._read_tokens(given, _LOAD)
         wishes = Wishes(
             tenant=tenant_of(str(salt or "").encode(errors="surrogatepass")),
             retain_seconds=self._read_seconds(ours),
             most_saved=most_saved if saves else 0,
-            most_loaded=self._read_tokens(given, _LOAD),
+            most_loaded=0 if skips else most_loaded,
             tiers=self._read_tiers(given),
             priority=_priority(priority),
             forgets=forgets,
