@@ -198,6 +198,13 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
+        "Routed experts in answers (`enable_return_routed_experts`)",
+        Verdict.REFUSED,
+        "The experts of tokens that are loaded are not known. An engine that only saves (`kv_producer`) "
+        "may return them.",
+        (f"{_DOOR}/test_identity.py::TestReusable",),
+    ),
+    Feature(
         "Encoder-decoder models",
         Verdict.NOT_RUN,
         "The engine itself refuses them beside any connector.",

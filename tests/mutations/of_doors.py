@@ -13,6 +13,9 @@ _LOADS = "tests/integration/vllm/test_worker.py::TestLoads"
 _TOGETHER = "tests/integration/vllm/test_halves.py::TestTogether"
 _ORDERS = "tests/integration/vllm/test_worker_orders.py"
 _KEYSPACES = "tests/integration/vllm/test_keyspace.py::TestKeyspace"
+_IDENTITY = "ucm/integration/vllm/identity.py"
+_REUSABLE = "tests/integration/vllm/test_identity.py::TestReusable"
+_EXPERTS = "test_experts_of_tokens_are_refused_where_tokens_are_loaded"
 
 DOORS = (
     Mutant(
@@ -148,5 +151,21 @@ DOORS = (
         killers=(
             "tests/integration/vllm/test_worker_orders.py::TestBlocks::test_failed_device_fails_orders_and_not_the_engine",
         ),
+    ),
+    Mutant(
+        name="engine_that_tells_experts_taken",
+        why="The engine raises at the first hit, because nobody knows the experts of loaded tokens.",
+        file=_IDENTITY,
+        find='getattr(part, "enable_return_routed_experts", False)',
+        replace="False",
+        killers=(f"{_REUSABLE}::{_EXPERTS}",),
+    ),
+    Mutant(
+        name="experts_of_a_producer_refused",
+        why="An engine that loads nothing, and knows the experts of all tokens, does not start.",
+        file=_IDENTITY,
+        find="    if loads and _tells_experts(vllm_config):",
+        replace="    if _tells_experts(vllm_config):",
+        killers=(f"{_REUSABLE}::{_EXPERTS}",),
     ),
 )

@@ -270,6 +270,26 @@ class TestReusable:
             check_reusable(an_engine(**parts))
         assert key == caught.value.key
 
+    @pytest.mark.parametrize("role", ["kv_both", "kv_consumer", "kv_producer"])
+    @pytest.mark.parametrize("part", ["aux_output_config", "model_config"])
+    def test_experts_of_tokens_are_refused_where_tokens_are_loaded(self, part, role):
+        """The engine raises at the first hit, which ends it, or tells experts of other tokens;
+        one that only saves computes all of them."""
+
+        def engine(is_on):
+            config = an_engine(kv_transfer_config={"kv_role": role})
+            holder = vars(config).setdefault(part, SimpleNamespace())
+            holder.enable_return_routed_experts = is_on
+            return config
+
+        check_reusable(engine(False))
+        if role == "kv_producer":
+            check_reusable(engine(True))
+            return
+        with pytest.raises(ConfigError, match="kv_role=kv_producer") as caught:
+            check_reusable(engine(True))
+        assert "enable_return_routed_experts" == caught.value.key
+
     def test_pooling_of_the_last_token_is_taken(self):
         """A model whose result is of its last token loses nothing by a hit."""
         pooler = SimpleNamespace(seq_pooling_type="LAST")

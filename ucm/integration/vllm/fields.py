@@ -74,9 +74,11 @@ ELSEWHERE: Mapping[str, Collection[str]] = {
         "quant_config",  # of the model's files, quantization and quantization_config
         "speculative_config",
         "diffusion_config",  # refused
+        "aux_output_config",  # refused where tokens that are loaded would lack something
     ),
     "model_config": (
         "dtype",
+        "enable_return_routed_experts",  # of vLLM before 0.31; as aux_output_config
         "generation_config",  # where attention depends on it
         "hf_config_path",  # with the weights
         "hf_overrides",
@@ -126,7 +128,6 @@ UNCOUNTED: Mapping[str, Mapping[str, Collection[str]]] = {
         ),
         "differs from process to process": ("instance_id", "kv_transfer_config"),
         "what is told to others": (
-            "aux_output_config",
             "ec_manager_config",
             "ec_transfer_config",
             "kv_events_config",

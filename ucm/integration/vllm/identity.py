@@ -19,6 +19,7 @@ from vllm.platforms import current_platform
 
 from ucm.errors import ConfigError
 from ucm.integration.vllm.fields import COUNTED
+from ucm.integration.vllm.modes import ROLES
 
 __all__ = ["check_reusable", "settings_of"]
 
@@ -82,6 +83,16 @@ def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
             "and those that are loaded have none",
             remedy,
         )
+    loads = ROLES[vllm_config.kv_transfer_config.kv_role][1]
+    if loads and _tells_experts(vllm_config):
+        raise ConfigError(
+            "enable_return_routed_experts",
+            True,
+            "the engine knows the experts of tokens that it computes, and none of those "
+            "that are loaded",
+            "Leave it out, serve with kv_role=kv_producer, which loads nothing, or serve "
+            "without kv_connector=UCMConnector.",
+        )
     if _numbers_media(model, vllm_config.cache_config):
         raise ConfigError(
             "mm_processor_cache_gb",
@@ -90,6 +101,13 @@ def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
             "their request, which another start of it gives to other images",
             "Leave one of the two as it is, or serve without kv_connector=UCMConnector.",
         )
+
+
+def _tells_experts(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
+    """Return whether answers say which experts computed each token."""
+    # Of the model's configuration before vLLM 0.31.
+    parts = vllm_config.model_config, getattr(vllm_config, "aux_output_config", None)
+    return any(getattr(part, "enable_return_routed_experts", False) for part in parts)
 
 
 def _numbers_media(model: Any, cache: Any) -> bool:  # noqa: ANN401 - vLLM's settings
