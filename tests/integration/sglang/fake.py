@@ -154,6 +154,8 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "enable_mamba_cache_stochastic_rounding": False,
             "enable_memory_saver": False,
             "enable_quant_communications": False,
+            "enable_return_indexer_topk": False,
+            "enable_return_routed_experts": False,
             "enable_unified_memory": False,
             "enable_w4a4_mxfp4_megamoe": False,
             "enable_weights_cpu_backup": False,

@@ -25,6 +25,8 @@ from ucm.integration.sglang.engine import device_rows, named
         ("enable_linear_replayssm", True),
         ("enable_lora", True),
         ("enable_memory_saver", True),
+        ("enable_return_indexer_topk", True),
+        ("enable_return_routed_experts", True),
         ("enable_unified_memory", True),
         ("is_embedding", True),
         ("pp_size", 2),

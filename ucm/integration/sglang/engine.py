@@ -52,6 +52,14 @@ _TAKEN: Final[Mapping[str, tuple[tuple[object, ...], str]]] = {
     "is_embedding": ((False,), "the result needs tokens that are not computed"),
     "dllm_algorithm": ((None,), "tokens look at later ones"),
     "quantization_param_path": ((None,), "scales of a file of their own are in no key"),
+    "enable_return_routed_experts": (
+        (None, False),
+        "the experts of tokens that are loaded are not known",
+    ),
+    "enable_return_indexer_topk": (
+        (None, False),
+        "what the indexer chose for tokens that are loaded is not known",
+    ),
     "enable_linear_replayssm": ((False,), "the last tokens of a state lie elsewhere"),
     "enable_unified_memory": (
         (False,),
