@@ -10,6 +10,7 @@ import attrs
 import pytest
 import structlog
 import vllm
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.engine.utils import CoreEngineProcManager
 
@@ -17,7 +18,7 @@ from tests.integration.vllm.kit import engine_config, plain_cache
 from ucm.errors import ConfigError
 from ucm.integration.vllm.setup import Setup
 from ucm.stores.abc import Store
-from ucm.tracing import SETTING_TRANSLATED
+from ucm.tracing import SETTING_TRANSLATED, SETTING_UNSAFE
 
 
 def setup(tmp_path, change=lambda config: None, **extra):
@@ -260,6 +261,36 @@ class TestLog:
         events = logged_at_start(setup(tmp_path, choose), role)
         assert warned == len(events)
         assert all("kv_load_failure_policy" == event["key"] for event in events)
+
+    @pytest.mark.parametrize(
+        ("value", "kv_role", "process", "warned"),
+        [
+            ("1", "kv_both", "scheduler", 1),
+            ("1", "kv_producer", "scheduler", 1),
+            ("1", "kv_consumer", "scheduler", 0),
+            ("1", "kv_both", "worker-0", 0),
+            ("0", "kv_both", "scheduler", 0),
+        ],
+    )
+    def test_ids_that_clients_may_repeat_are_warned_of_once(
+        self, tmp_path, monkeypatch, value, kv_role, process, warned
+    ):
+        """An engine that takes a client's ids as they are ends where one comes again while its
+        former request is saved; nothing is to be saved where blocks are only loaded."""
+        name = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
+        monkeypatch.setenv(name, value)
+
+        def choose(config):
+            config.kv_transfer_config.kv_role = kv_role
+
+        made = setup(tmp_path, choose)
+        events = logged_at_start(made, process)
+        assert warned * [(SETTING_UNSAFE, name)] == [
+            (event["event"], event["key"]) for event in events
+        ]
+        assert all("Unset it" in event["remedy"] for event in events)
+        monkeypatch.delitem(envs.environment_variables, name)  # as a release without it
+        assert [] == logged_at_start(made, process)
 
     def test_keys_of_the_peer_are_told_once_with_their_equivalent(self, tmp_path):
         """Who comes with the other's file reads at the start what it means here, and

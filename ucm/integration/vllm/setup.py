@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import attrs
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
@@ -67,6 +68,7 @@ __all__ = ["Setup"]
 
 _OF_ONE_PROCESS = ("UCM_LOG__", "UCM_THREADS__")
 """Settings in which processes of one engine may differ."""
+_KEEPS_IDS = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 _MAX_STEP_BLOCKS = 16384
 _SLOT_STEP = 4096  # of a store; smaller differences between stages are none
 
@@ -285,6 +287,15 @@ class Setup:
                 value="fail",
                 remedy="Set kv_load_failure_policy to recompute; a failed load ends "
                 "its request with an error otherwise.",
+            )
+        # Such a request is still the engine's, which has no hook before it looks for its id.
+        if getattr(envs, _KEEPS_IDS, False) and self.mode.saves is not Saves.NOTHING:
+            log.warning(
+                SETTING_UNSAFE,
+                key=_KEEPS_IDS,
+                value=True,
+                remedy="Unset it, or never give an id twice; one that comes again while "
+                "blocks of its former request are saved ends the engine.",
             )
         claim, shape = self.config.use_hybrid_linear_attention, shape_of(self.layout)
         if contradicts(claim, shape):
