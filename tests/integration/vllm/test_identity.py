@@ -14,6 +14,7 @@ from vllm import envs
 from vllm.config import (
     AttentionConfig,
     CacheConfig,
+    KernelConfig,
     LoadConfig,
     MambaConfig,
     ModelConfig,
@@ -33,6 +34,7 @@ PARTS = {
     "cache_config": CacheConfig,
     "load_config": LoadConfig,
     "attention_config": AttentionConfig,
+    "kernel_config": KernelConfig,
     "mamba_config": MambaConfig,
 }
 
@@ -184,6 +186,11 @@ class TestOthers:
             ("VLLM_HUMMING_INPUT_QUANT_CONFIG", '{"dtype": "int8"}', {"dtype": "int8"}),
             ("VLLM_MARLIN_INPUT_DTYPE", "int8", "int8"),
             ("VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT", "1", True),
+            ("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", "Uniform", "uniform"),
+            ("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "INT4", "INT4"),
+            ("VLLM_DEEPEPLL_NVFP4_DISPATCH", "1", True),
+            ("VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE", "1", True),
+            ("VLLM_B12X_MOE_FP4_FORCE_A16", "1", True),
         ],
     )
     def test_what_variables_quantise_or_pack_counts(
@@ -193,6 +200,24 @@ class TestOthers:
         monkeypatch.setitem(vars(envs), "VLLM_SSM_CONV_STATE_LAYOUT", None)
         monkeypatch.setenv(name, text)
         assert {"environment": {name: value}} == told()
+        monkeypatch.delitem(envs.environment_variables, name)  # as a release without it
+        assert {} == told()
+
+    def test_kernels_that_somebody_has_chosen_count(self, monkeypatch):
+        """R-05: of NVFP4 weights Marlin takes activations of sixteen bits, and CUTLASS of four."""
+        monkeypatch.setitem(vars(envs), "VLLM_SSM_CONV_STATE_LAYOUT", None)
+
+        def of(**chosen):
+            return told(**{"": {"kernel_config": KernelConfig(**chosen)}})
+
+        assert {} == of() == of(moe_backend="auto", sparse_indexer_topk_backend="torch")
+        chosen = {
+            "linear_backend": "cutlass",
+            "linear_backend_per_quant": {"nvfp4_w4a16": "humming"},
+            "moe_backend": "marlin",
+        }
+        assert {"kernels": chosen} == of(**chosen)
+        assert {"kernels": {"moe_backend": "marlin"}} == of(moe_backend="marlin")
 
     def test_device_types_of_one_name_are_told_apart(self, monkeypatch):
         """R-05: AMD's device type is called cuda as well, and packs pages otherwise."""

@@ -10,7 +10,8 @@ starts or roles of one engine, or what workers change while they load the model,
 do with the configuration of the model itself.
 
 Engines whose kernels round in another way are taken for interchangeable: the same engine
-does so for batches of another size.
+does so for batches of another size. Kernels that somebody has chosen for matrix products count:
+some quantise what others do not.
 """
 
 from collections.abc import Collection, Mapping
@@ -66,6 +67,7 @@ ELSEWHERE: Mapping[str, Collection[str]] = {
         "attention_config",
         "cache_config",
         "device_config",
+        "kernel_config",
         "load_config",
         "lora_config",  # ``ucm.integration.vllm.adapters``, and by request
         "mamba_config",
@@ -112,6 +114,11 @@ ELSEWHERE: Mapping[str, Collection[str]] = {
     ),
     "load_config": ("load_format", "model_loader_extra_config"),
     "attention_config": (),
+    "kernel_config": (  # where they are not left to the engine
+        "linear_backend",
+        "linear_backend_per_quant",
+        "moe_backend",
+    ),
     "mamba_config": (),
 }
 """Fields that are in the key under another name, or checked at start-up."""
@@ -120,7 +127,6 @@ UNCOUNTED: Mapping[str, Mapping[str, Collection[str]]] = {
     "": {
         "how fast, not what": (
             "compilation_config",
-            "kernel_config",
             "offload_config",
             "optimization_level",
             "performance_mode",
@@ -265,6 +271,16 @@ UNCOUNTED: Mapping[str, Mapping[str, Collection[str]]] = {
             "trtllm_ragged_backend",
             "use_prefill_query_quantization",
             "use_trtllm_attention",
+        ),
+    },
+    "kernel_config": {
+        "how fast, not what": (
+            "enable_cutedsl_warmup",
+            "enable_flashinfer_autotune",
+            "enable_jit_warmup",
+            "enable_rocm_segmented_attn_autotune",
+            "ir_op_priority",
+            "sparse_indexer_topk_backend",
         ),
     },
     "mamba_config": {

@@ -39,14 +39,19 @@ _LENGTH_FREE = frozenset(
 _WITHOUT_DRAFT = frozenset({"ngram", "ngram_gpu", "suffix", "custom_class"})
 
 _ENVIRONMENT: Mapping[str, object] = {
+    "VLLM_B12X_MOE_FP4_FORCE_A16": False,
     "VLLM_CPU_INT4_W4A8": True,
+    "VLLM_DEEPEPLL_NVFP4_DISPATCH": False,
+    "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE": False,
     "VLLM_HUMMING_INPUT_QUANT_CONFIG": None,
     "VLLM_HUMMING_ONLINE_QUANT_CONFIG": None,
     "VLLM_MARLIN_INPUT_DTYPE": None,
+    "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "",
+    "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False,
 }
-"""Variables by which weights or activations are quantised, or pages packed, and no field of the
-configuration; with what they are where nobody sets them."""
+"""Variables by which weights or activations are quantised, experts chosen, or pages packed, and no
+field of the configuration; with what they are where nobody sets them."""
 
 
 def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
@@ -147,6 +152,7 @@ def settings_of(vllm_config: Any) -> str:  # noqa: ANN401 - vLLM's VllmConfig
         "length": _length(model),
         "attention": _generation(model),
         "draft": _draft(getattr(vllm_config, "speculative_config", None)),
+        "kernels": _kernels(getattr(vllm_config, "kernel_config", None)),
         "platform": _platform(),
         "conv_state_layout": getattr(envs, "VLLM_SSM_CONV_STATE_LAYOUT", None),
         "environment": _environment(),
@@ -211,6 +217,17 @@ def _draft(speculative: Any) -> object:  # noqa: ANN401 - vLLM's SpeculativeConf
     return {
         name: value for name in names if (value := getattr(speculative, name, None))
     }
+
+
+def _kernels(kernel: Any) -> object:  # noqa: ANN401 - vLLM's KernelConfig
+    """
+    Return the kernels of matrix products that somebody has chosen.
+
+    Of the same weights some take activations of four or eight bits, and others of sixteen.
+    """
+    names = "linear_backend", "linear_backend_per_quant", "moe_backend"
+    found = {name: getattr(kernel, name, None) for name in names}
+    return {name: one for name, one in found.items() if one not in (None, "auto")}
 
 
 def _environment() -> object:
