@@ -1,18 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A clock that a test puts forward, so that no deadline depends on a machine's pace."""
+"""Clocks that tests put forward, so that no deadline depends on a machine's pace, and threads that do not start."""
 
 import asyncio
 import contextlib
 import functools
 import itertools
+import math
 import selectors
+import threading
 import time
 
 from anyio._backends._asyncio import CancelScope
 
+from ucm.testing.faults import raising
 from ucm.threads import Threads
 
-__all__ = ["AdvancingThreads", "LeapingLoop", "leaping", "numbered_scopes"]
+__all__ = [
+    "AdvancingThreads",
+    "LeapingLoop",
+    "RefusingThreads",
+    "leaping",
+    "numbered_scopes",
+]
 
 
 class AdvancingThreads(Threads):
@@ -33,6 +42,30 @@ class AdvancingThreads(Threads):
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass at once."""
         self._ahead += seconds
+
+
+class RefusingThreads(AdvancingThreads):
+    """
+    Threads of which the system starts some not.
+
+    Args:
+        refused: Their name.
+        times: How often; then it does.
+    """
+
+    def __init__(self, refused: str, times: float = math.inf) -> None:
+        super().__init__()
+        self._refused, self._times = refused, times
+        self.made: list[threading.Thread] = []
+
+    def thread(self, target, name):
+        """Return one that may not start."""
+        made = super().thread(target, name)
+        self.made.append(made)
+        if name == self._refused and self._times > 0:
+            self._times -= 1
+            made.start = raising(RuntimeError("can't start new thread"))
+        return made
 
 
 class _Leap(selectors.DefaultSelector):

@@ -39,6 +39,8 @@ def await_hung(rig, *, is_hung=True):
     for _ in range(6000):
         if is_hung is bool(rig.runtime._pipeline.queue._held_off):
             return
+        rig.advance(0.1)
+        rig.poll()
         rig.runtime.wait_for_notice(0.01)
     raise TimeoutError
 
@@ -170,6 +172,7 @@ class TestDeadlines:
             gate.wait_reached()
             rig.advance(LONG)
             assert "stuck" == rig.settle()[2].reason
+            assert "stuck" in rig.failure()
             rig.runtime._mailbox.wait = waits.append
             rig.runtime.wait_for_notice(0.001)
             rig.runtime.wait_for_notice(60.0)

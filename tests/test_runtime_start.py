@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.clocks import RefusingThreads
 from tests.kit.lockstep import Tracer
 from tests.rig import BLOCK_BYTES, LAYERS, LAYOUT, NUM_BLOCKS, NUM_ROWS, PAGE_BYTES
 from ucm import loop
@@ -47,21 +48,6 @@ def is_closed(store):
     except StoreUnavailableError:
         return True
     return False
-
-
-class Refusing(Threads):
-    """Threads of which the system starts none with a name, and all others."""
-
-    def __init__(self, refused):
-        self._refused, self.made = refused, []
-
-    def thread(self, target, name):
-        """Return one that may not start."""
-        made = super().thread(target, name)
-        self.made.append(made)
-        if name == self._refused:
-            made.start = raising(RuntimeError("can't start new thread"))
-        return made
 
 
 class Late(Threads):
@@ -120,7 +106,7 @@ class TestStart:
     def test_thread_that_the_system_does_not_start_leaves_nothing(self, refused):
         """A container may have no more of them: the start says so, and a close ends those
         that there are, and closes store and device."""
-        threads = Refusing(refused)
+        threads = RefusingThreads(refused)
         runtime, store, _ = made(threads)
         with pytest.raises(PipelineClosedError, match="did not start"):
             runtime.start()

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.clocks import RefusingThreads
 from ucm.testing.faults import raising
 from ucm.threads import SYSTEM, Aside, Threads
 
@@ -37,21 +38,6 @@ class TestSlowly:
         assert ways == threads.ways
 
 
-class Refused(Threads):
-    """Threads that the system does not start at first."""
-
-    def __init__(self, times):
-        self._left = times
-
-    def thread(self, target, name):
-        """Return one that may not start."""
-        made = super().thread(target, name)
-        if self._left:
-            self._left -= 1
-            made.start = raising(RuntimeError("can't start new thread"))
-        return made
-
-
 class TestAside:
     def test_job_for_which_there_is_no_thread_is_done_with_the_next(self):
         """Who has a job done hears nothing of it, and closes as ever."""
@@ -62,7 +48,7 @@ class TestAside:
             if job == "third":
                 is_done.set()
 
-        aside = Aside("ucm-test", do, Refused(2))
+        aside = Aside("ucm-test", do, RefusingThreads("ucm-test", 2))
         for job in ("first", "second", "third"):
             aside.put(job)
         assert is_done.wait(60.0)
@@ -71,7 +57,9 @@ class TestAside:
 
     def test_nothing_is_left_of_one_that_never_began(self):
         """A close has no thread to wait for."""
-        aside = Aside("ucm-test", raising(AssertionError), Refused(1))
+        aside = Aside(
+            "ucm-test", raising(AssertionError), RefusingThreads("ucm-test", 1)
+        )
         aside.put("job")
         assert aside.close(60.0)
 

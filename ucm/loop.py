@@ -116,14 +116,16 @@ class PipelineLoop:
         self._waker = self._threads.waker(loop, self._pipeline.wake)
         with self._lock:
             self._loop = loop
-        for function in self._to_call:
-            loop.call_soon(function)
+        while self._to_call:
+            loop.call_soon(self._to_call.pop(0))
         try:
             await self._pipeline.run(self._started.set, self._waker.wake)
         finally:
             self._waker.close()
 
     def _over(self) -> None:
-        self._on_end()
-        self._ended.set()
-        self._started.set()
+        try:
+            self._on_end()
+        finally:
+            self._ended.set()
+            self._started.set()

@@ -33,7 +33,7 @@ __all__ = [
 MOST_THREADS: Final = 64
 """Whatever is set: ``native.c`` begins no more helpers, and its number has 32 bits."""
 
-_VERSION = 13
+_VERSION = 14
 _SIZE, _ADDRESS, _NUMBER = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
 _TIME = ctypes.c_int64
 

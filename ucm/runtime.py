@@ -176,12 +176,12 @@ class Runtime:
             ConfigError: As ``start``.
             PipelineClosedError: It was closed before.
         """
-        if self._closed:
-            raise PipelineClosedError("the runtime is closed")
         self._mailbox.on_put = on_notice
         await self._loop.serve(self._begin)
 
     def _begin(self) -> None:
+        if self._closed:  # or whoever closes it from now on waits
+            raise PipelineClosedError("the runtime is closed")
         self._pinning.begin()
         self._recorder.started(self._store, self._device)
 
@@ -370,10 +370,12 @@ class Runtime:
         if self._closed:
             return
         tickets = list(self._open.values())
-        self._fail("the loop thread has died")
-        if not self._device.is_synchronous:
-            for ticket in tickets:
-                ticket.give_up()
+        try:
+            self._fail("the loop thread has died")
+        finally:
+            if not self._device.is_synchronous:
+                for ticket in tickets:
+                    ticket.give_up()
 
     def _fail(self, why: str) -> None:
         """Fail everything once; called on the thread that noticed."""
@@ -386,8 +388,10 @@ class Runtime:
             self._intake.changed.notify()  # who waits for what has ended asks for this
         self._counters.set("ucm_healthy", 0)
         self._pipeline.queue.close(Reason.FAILED)
-        self._settle_open(Reason.RUNTIME_FAILED, OutcomeKind.FAILED)
-        self._recorder.failed(why)
+        try:
+            self._settle_open(Reason.RUNTIME_FAILED, OutcomeKind.FAILED)
+        finally:
+            self._recorder.failed(why)
 
     def _settle_open(self, reason: Reason, kind: OutcomeKind) -> None:
         with contextlib.ExitStack() as ends:

@@ -9,6 +9,7 @@ import anyio.to_thread
 import pytest
 
 from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
+from tests.clocks import RefusingThreads
 from ucm.cache import aio
 from ucm.cache.aio import Opening
 from ucm.cache.sync import Cache
@@ -18,6 +19,21 @@ from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
 BRIEF = {"timeout": {"shutdown": 0.05}}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "refused", ["ucm-ask", "ucm-loop", "ucm-save-copy", "ucm-load-copy"]
+)
+def test_cache_for_which_the_system_has_no_thread_leaves_nothing(refused: str) -> None:
+    """It says so when it is opened, and its host closes it as ever."""
+    host = Host(config=BRIEF, threads=RefusingThreads(refused))
+    with leaving_nothing(host), pytest.raises(PipelineClosedError):
+        host.open_core()
+    assert host.core is not None
+    host.core.close()
+    with pytest.raises(StoreUnavailableError, match="closed"):
+        host.store.match([bytes(32)])
 
 
 @both_loops

@@ -305,7 +305,7 @@ LOOKS = (
         name="object_deleted_for_who_has_left",
         why="A block that was put anew meanwhile goes behind the deadline of who had it deleted before.",
         file="ucm/backends/object.py",
-        find="        if self._crew.gate.is_left:",
+        find="        if gate.is_left:",
         replace="        if False:",
         killers=(
             "tests/backends/test_object.py::TestService::test_stopped_server_ends_at_the_deadline",

@@ -98,6 +98,24 @@ class TestLookThrough:
         assert waiting.outcome is not None
         assert Reason.STORE_HUNG is waiting.outcome.reason
 
+    def test_slots_that_are_just_given_back_cancel_nobody(self, deadlines):
+        """Each ticket that ends late gives them back late; only who stands there for a second
+        hangs, and is noticed behind its end as well."""
+        late, waiting = map(make_ticket, (1, 2))
+        late.deadline = 0.0
+        late.begin_work()
+        late.end(SHUTDOWN)
+        for now in (1.0, 1.9):
+            deadlines.look_through([late, waiting], now)
+            assert waiting.outcome is None
+        deadlines.look_through([], 2.0)  # it was through, and is there once more
+        for now in (2.1, 3.0):
+            deadlines.look_through([late, waiting], now)
+            assert waiting.outcome is None
+        deadlines.look_through([late, waiting], 3.2)
+        assert waiting.outcome is not None
+        assert Reason.STORE_HUNG is waiting.outcome.reason
+
 
 class TestWatched:
     def test_idle_loop_looks_again_while_something_may_come_to_an_end(self, deadlines):

@@ -68,7 +68,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
     Args:
         version: Of the protocol.
-        slot_bytes: Of the slots that its blocks lie in.
+        slot_bytes: Of its blocks, or of the slots that they lie in: the agent finds the class.
         tiers: Digest of the tiers that it is set to have; empty: whichever there are.
     """
 

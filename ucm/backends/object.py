@@ -15,6 +15,7 @@ A deletion waits for the puts of its object that are under way, so that none lan
 """
 
 import contextlib
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -56,6 +57,7 @@ _T = TypeVar("_T")
 _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
+_LOOK_S = 0.1
 _PUT_S = 60.0
 """So long a deletion waits for a put; ``client`` may give a request any time."""
 _ERRORS = (BaseError, OSError)
@@ -129,10 +131,24 @@ class _Puts:
                 self._paths.remove(path)
                 self._ended.notify_all()
 
-    def await_end(self, path: str) -> bool:
-        """Wait until nobody puts an object, a request's time as a rule; return whether that is so."""
+    def await_end(self, path: str, is_left: Callable[[], bool]) -> bool:
+        """
+        Wait until nobody puts an object, a request's time as a rule.
+
+        Args:
+            path: Of the object.
+            is_left: Whether who asked has gone: it is waited for no more.
+
+        Returns:
+            Whether nobody does.
+        """
+        looks = itertools.repeat(_LOOK_S, int(_PUT_S / _LOOK_S))
         with self._ended:
-            return self._ended.wait_for(lambda: path not in self._paths, _PUT_S)
+            while path in self._paths and not is_left():
+                if next(looks, None) is None:
+                    return False
+                self._ended.wait(_LOOK_S)
+            return path not in self._paths and not is_left()
 
 
 class ObjectBackend(Backend):
@@ -301,10 +317,11 @@ class ObjectBackend(Backend):
         return Verdict.DONE
 
     def _delete(self, key: PackedKey) -> Verdict:
-        if not self._puts.await_end(_path(key)):
+        gate = self._crew.gate
+        if not self._puts.await_end(_path(key), lambda: gate.is_left):
             return Verdict.UNAVAILABLE
         there = self._look(key)
-        if self._crew.gate.is_left:  # it may have been put anew since
+        if gate.is_left:  # it may have been put anew since
             return Verdict.UNAVAILABLE
         if there is not Presence.PRESENT:
             is_absent = there is Presence.ABSENT

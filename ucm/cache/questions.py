@@ -55,8 +55,17 @@ class Questions:
         """To whoever asks once it is."""
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """
+        Start the thread.
+
+        Raises:
+            PipelineClosedError: The system has no more of them.
+        """
+        try:
+            self._thread.start()
+        except RuntimeError as exc:
+            why = f"the thread of questions did not start: {exc}"
+            raise PipelineClosedError(why) from exc
 
     def ask(self, question: Callable[[], _T]) -> Pending[_T]:
         """

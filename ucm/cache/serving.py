@@ -44,14 +44,19 @@ class Serving:
 
     def start(self, timeout: float) -> UCMError | None:
         """Block until it serves, for *timeout* seconds; return why it does not."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as exc:  # the system has no more threads
+            self.is_serving = False
+            return PipelineClosedError(f"the loop did not start: {exc}")
         if self._up.wait(timeout) and self._refusal is None and self.is_serving:
             return None
         return self._refusal or PipelineClosedError("the loop did not start")
 
     def join(self, timeout: float) -> None:
         """Wait for the end of the loop, for *timeout* seconds at most."""
-        self._thread.join(timeout)
+        if self._thread.is_alive():  # or it never began
+            self._thread.join(timeout)
 
     def _main(self) -> None:
         try:

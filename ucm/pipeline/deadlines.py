@@ -3,11 +3,13 @@
 What time asks of tickets: the one place where deadlines are looked at while they wait.
 
 All open tickets are looked through at intervals, wherever they are: in the queue, in a
-lane, with rows to come, or ended under a copy that goes on. For each of them::
+lane, with rows to come, or ended under a copy that goes on; and those that have ended, at
+which a copy thread is, as it is to give slots back. For each of them::
 
     blocks taken back, nobody works on it        it ends with the reason
     past its deadline, no copy touches blocks    it ends; if a copy thread stands at it,
                                                  that *hangs*, as a rule in the store
+    ... and it has ended before                  that hangs if it stands there for a second
     past its deadline, under a copy              torn; the copy is waited for
     ... for ``stuck_after`` and longer           given up, which ends the service
     behind a copy thread that hangs              it ends: nothing gets on there
@@ -28,6 +30,9 @@ from ucm.reasons import Reason
 from ucm.tracing import STORE_ANSWERS, STORE_HUNG
 
 __all__ = ["Deadlines"]
+
+_BRIEF_S = 1.0
+"""Slots are given back in less, also where others have the store's lock."""
 
 
 class Deadlines:
@@ -52,6 +57,8 @@ class Deadlines:
         self._on_failure = on_failure
         self._hung: dict[Direction, set[Ticket]] = {each: set() for each in Direction}
         """Tickets past their deadline at which a copy thread still stands."""
+        self._left: dict[Ticket, float] = {}
+        """Tickets that have ended and at which a copy thread was at the last look, and since when."""
         self._clearing: dict[Ticket, float] = {}
         """Loads whose blocks are being zeroed, and until when they may."""
         self.num_watched = 0
@@ -60,7 +67,10 @@ class Deadlines:
     def look_through(self, tickets: Iterable[Ticket], now: float) -> None:
         """Look at all tickets; *now* is on their clock."""
         self.num_watched = 0
+        left, self._left = self._left, {}
         for ticket in tickets:
+            if ticket.outcome is not None and ticket.is_worked_on:
+                self._left[ticket] = left.get(ticket, now)
             guard = ticket.guard
             is_over = ticket.outcome or ticket.is_late or now > ticket.deadline
             if not (
@@ -79,7 +89,7 @@ class Deadlines:
         """Do what time asks of one ticket."""
         guard = ticket.guard
         is_late = now > ticket.deadline
-        if is_late and ticket.is_worked_on:
+        if is_late and ticket.is_worked_on and self._is_long(ticket, now):
             self._note_hung(ticket)
         was_late, ticket.is_late = ticket.is_late, is_late and guard.is_copying
         if ticket.is_late:
@@ -93,6 +103,10 @@ class Deadlines:
                 self._on_failure(late)
         else:
             self.end_if_over(ticket, now)
+
+    def _is_long(self, ticket: Ticket, now: float) -> bool:
+        """Return whether a copy thread is at a ticket for more than to give its slots back."""
+        return ticket.outcome is None or now > self._left.get(ticket, now) + _BRIEF_S
 
     def end_if_over(self, ticket: Ticket, now: float) -> None:
         """End a ticket that need not wait any more, unless a copy is under way."""

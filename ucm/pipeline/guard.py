@@ -284,10 +284,9 @@ class BlockGuard:
             return
         try:
             fence = clear()
+            fence.call_when_over(lambda: self._cleared(fence))
         except Exception:  # noqa: BLE001 - no device's error may keep the ticket from its end
             self._on_unclean()  # what is in them nobody knows: they are never released
-            return
-        fence.call_when_over(lambda: self._cleared(fence))
 
     def _cleared(self, fence: Fence) -> None:
         if not has_passed(fence):

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 
 from ucm.config import QueueConfig, TimeoutConfig
 from ucm.devices.abc import Device
+from ucm.errors import PipelineClosedError
 from ucm.pipeline.deadlines import Deadlines
 from ucm.pipeline.dump_queue import DumpQueue
 from ucm.pipeline.lane import RequestLane
@@ -154,7 +155,12 @@ class Pipeline(Listener):
     async def run(
         self, on_started: Callable[[], None], wake: Callable[[], None]
     ) -> None:
-        """Serve until stopped and empty: the loop's main task, where *wake* wakes it."""
+        """
+        Serve until stopped and empty: the loop's main task, where *wake* wakes it.
+
+        Raises:
+            PipelineClosedError: The system has no thread for it.
+        """
         self._loop = loop = asyncio.get_running_loop()
         for direction, segments in self._segments.items():
             workers = {segment.worker for segment in segments if segment.is_copy}
@@ -169,8 +175,7 @@ class Pipeline(Listener):
                 for worker in sorted(workers)
             }
         try:
-            for thread in self._copy_threads():
-                thread.start()
+            self._start_threads()
             async with asyncio.TaskGroup() as group:
                 self._runner = Runner(self._copy, group, wake)
                 self._over = loop.create_future()
@@ -182,6 +187,13 @@ class Pipeline(Listener):
                 self._alarm.cancel()
             for thread in self._copy_threads():
                 thread.stop()
+
+    def _start_threads(self) -> None:
+        try:
+            for thread in self._copy_threads():
+                thread.start()
+        except RuntimeError as exc:  # the system has no more of them
+            raise PipelineClosedError(f"a copy thread did not start: {exc}") from exc
 
     def join_threads(self, timeout: float) -> bool:
         """Block until the copy threads have ended; any thread but the loop's."""

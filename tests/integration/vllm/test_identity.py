@@ -171,6 +171,15 @@ class TestOthers:
         assert {"method": "mtp", "kv_cache_dtype": "fp8"} == draft("mtp")["draft"]
         assert "draft" not in draft("ngram")
 
+    @pytest.mark.parametrize(
+        ("given", "told_as"), [("auto", None), ("marlin", "marlin")]
+    )
+    def test_kernels_of_a_draft_count_where_they_were_chosen(self, given, told_as):
+        """R-05: they replace the engine's in layers that draft."""
+        speculative = SimpleNamespace(method="mtp", moe_backend=given)
+        found = told(**{"": {"speculative_config": speculative}})["draft"]
+        assert told_as == found.get("moe_backend")
+
     def test_loader_of_its_own_kind_tells_its_settings(self):
         """R-05: what they say may be which weights; how many threads read is no matter."""
         extra = {"model_loader_extra_config": {"pattern": "rank-{rank}"}}
@@ -295,22 +304,19 @@ class TestReusable:
             check_reusable(an_engine(**parts))
         assert key == caught.value.key
 
-    @pytest.mark.parametrize("role", ["kv_both", "kv_consumer", "kv_producer"])
     @pytest.mark.parametrize("part", ["aux_output_config", "model_config"])
-    def test_experts_of_tokens_are_refused_where_tokens_are_loaded(self, part, role):
+    def test_experts_of_tokens_are_refused_where_tokens_are_loaded(self, part):
         """The engine raises at the first hit, which ends it, or tells experts of other tokens;
         one that only saves computes all of them."""
 
         def engine(is_on):
-            config = an_engine(kv_transfer_config={"kv_role": role})
+            config = an_engine()
             holder = vars(config).setdefault(part, SimpleNamespace())
             holder.enable_return_routed_experts = is_on
             return config
 
         check_reusable(engine(False))
-        if role == "kv_producer":
-            check_reusable(engine(True))
-            return
+        check_reusable(engine(True), loads=False)
         with pytest.raises(ConfigError, match="kv_role=kv_producer") as caught:
             check_reusable(engine(True))
         assert "enable_return_routed_experts" == caught.value.key

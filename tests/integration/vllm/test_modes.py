@@ -18,6 +18,7 @@ from tests.integration.vllm.kit import (
     window,
 )
 from ucm.config import Switch, UCMConfig
+from ucm.errors import ConfigError
 from ucm.integration.vllm.modes import (
     DIRECT,
     ROLES,
@@ -266,6 +267,20 @@ class TestSetup:
         made = setup(tmp_path, plain_cache(), change, **extra)
         assert name == made.mode.name
         assert (role == "kv_producer") is (made.mode.loads is Loads.NOTHING)
+
+    @pytest.mark.parametrize("role", ["kv_both", "kv_consumer", "kv_producer"])
+    def test_engine_that_tells_experts_only_saves(self, tmp_path, role):
+        """Those of tokens that are loaded are not known; a role that loads is refused by name."""
+
+        def change(config):
+            config.model_config.enable_return_routed_experts = True
+            config.kv_transfer_config.kv_role = role
+
+        if role == "kv_producer":
+            assert setup(tmp_path, plain_cache(), change)
+            return
+        with pytest.raises(ConfigError, match="enable_return_routed_experts"):
+            setup(tmp_path, plain_cache(), change)
 
     def test_engine_that_caches_blocks_itself_does_not_load_layerwise(self, tmp_path):
         """The engine keeps blocks in its cache whose load has failed: whoever finds them

@@ -19,7 +19,6 @@ from vllm.platforms import current_platform
 
 from ucm.errors import ConfigError
 from ucm.integration.vllm.fields import COUNTED
-from ucm.integration.vllm.modes import ROLES
 
 __all__ = ["check_reusable", "settings_of"]
 
@@ -49,14 +48,24 @@ _ENVIRONMENT: Mapping[str, object] = {
     "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "",
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False,
+    "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
+    "VLLM_ROCM_USE_AITER_MOE_SITUV2": "auto",
 }
 """Variables by which weights or activations are quantised, experts chosen, or pages packed, and no
 field of the configuration; with what they are where nobody sets them."""
 
 
-def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfig
+def check_reusable(
+    vllm_config: Any,  # noqa: ANN401 - vLLM's VllmConfig
+    *,
+    loads: bool = True,
+) -> None:
     """
     Refuse engines whose blocks no other start of them may use, or not all requests.
+
+    Args:
+        vllm_config: Of the engine.
+        loads: Whether it loads blocks, and does not only save them.
 
     Raises:
         ConfigError: Names setting and remedy.
@@ -88,15 +97,14 @@ def check_reusable(vllm_config: Any) -> None:  # noqa: ANN401 - vLLM's VllmConfi
             "and those that are loaded have none",
             remedy,
         )
-    loads = ROLES[vllm_config.kv_transfer_config.kv_role][1]
     if loads and _tells_experts(vllm_config):
         raise ConfigError(
             "enable_return_routed_experts",
             True,
             "the engine knows the experts of tokens that it computes, and none of those "
             "that are loaded",
-            "Leave it out, serve with kv_role=kv_producer, which loads nothing, or serve "
-            "without kv_connector=UCMConnector.",
+            "Leave it out, or only save: kv_connector=UCMConnector with "
+            "kv_role=kv_producer loads nothing.",
         )
     if _numbers_media(model, vllm_config.cache_config):
         raise ConfigError(
@@ -214,12 +222,12 @@ def _draft(speculative: Any) -> object:  # noqa: ANN401 - vLLM's SpeculativeConf
         "index_share_for_mtp_iteration",
         "parallel_drafting",
     )
-    return {
-        name: value for name in names if (value := getattr(speculative, name, None))
-    }
+    found = {name: getattr(speculative, name, None) for name in names}
+    found |= _kernels(speculative)
+    return {name: one for name, one in found.items() if one}
 
 
-def _kernels(kernel: Any) -> object:  # noqa: ANN401 - vLLM's KernelConfig
+def _kernels(kernel: Any) -> dict[str, object]:  # noqa: ANN401 - vLLM's KernelConfig
     """
     Return the kernels of matrix products that somebody has chosen.
 

@@ -30,6 +30,7 @@ from ucm.integration.vllm.kv_words import GroupWords, check_events, group_words
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.modes import (
     DIRECT,
+    ROLES,
     Facts,
     Loads,
     Mode,
@@ -195,7 +196,9 @@ class Setup:
             hash_block_tokens(kv_cache_config, vllm_config),
         )
         config.queue.check_holds(layout.max_block_bytes, "a block")
-        check_reusable(vllm_config)
+        check_reusable(
+            vllm_config, loads=ROLES[vllm_config.kv_transfer_config.kv_role][1]
+        )
         return cls(
             config=config,
             layout=layout,
