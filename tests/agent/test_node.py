@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.agent.test_process import KEYS, LIMIT_S, Place, until
+from tests.agent.test_process import KEYS, Place, until
 from tests.stores.slab_kit import open_slab
 from ucm.agent.__main__ import main
 from ucm.agent.client import AgentClient
@@ -76,11 +76,10 @@ class Here(Place):
         self._code = code = main()
         thread.join()
         for each in threading.enumerate():
-            if (
-                each.name == "ucm-agent-end"
-            ):  # would end this process some seconds later
-                each.join(LIMIT_S)
-                assert not each.is_alive()
+            if each.name == "ucm-agent-end" and isinstance(each, threading.Timer):
+                assert (
+                    each.finished.is_set()
+                )  # or it ends this process some seconds later
         if errors and isinstance(errors[0], TooLateError):
             raise errors[0]
         assert [] == errors
