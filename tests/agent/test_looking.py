@@ -73,6 +73,26 @@ class TestLookAlong:
         told, looks = look(look_along, KEYS, KEYS, is_down=True, shared=True)
         assert ([UNKNOWN] * 300, 1) == (told, len(looks))
 
+    def test_tier_that_answers_no_more_is_asked_no_more(self) -> None:
+        """R-51: what it told before counts, and the rest costs one deadline."""
+
+        class Fading(Asked):
+            async def exists(self, keys):
+                told = await super().exists(keys)
+                return [
+                    one if key == KEYS[0] else UNKNOWN
+                    for key, one in zip(keys, told, strict=True)
+                ]
+
+        tier = Fading(shared=True)
+
+        async def told():
+            await lay(tier, KEYS)
+            return await look_along(tier, KEYS)
+
+        assert [THERE, *[UNKNOWN] * 299] == run_virtual(told)
+        assert 1 == len(tier.looks)
+
     def test_tier_of_this_machine_is_asked_for_each(self) -> None:
         """R-53: where looks cost nothing there is no guess."""
         told, looks = look(look_along, KEYS[:40], [KEYS[0], KEYS[39]])

@@ -115,7 +115,7 @@ PACKED = (
         file=_LOOKING,
         find="while first < stop and behind is Presence.ABSENT:",
         replace="while first < stop:",
-        killers=(f"{_ALONG}::test_tier_without_an_answer_is_asked_once",),
+        killers=(f"{_ALONG}::test_tier_that_answers_no_more_is_asked_no_more",),
     ),
     Mutant(
         name="slab_sent_anew_at_each_restart",
