@@ -174,7 +174,7 @@ class Runtime:
 
         Raises:
             ConfigError: As ``start``.
-            PipelineClosedError: It was closed before.
+            PipelineClosedError: It was closed before, or the system has no thread for it.
         """
         self._mailbox.on_put = on_notice
         await self._loop.serve(self._begin)

@@ -15,8 +15,8 @@ A deletion waits for the puts of its object that are under way, so that none lan
 """
 
 import contextlib
-import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -58,6 +58,7 @@ _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
 _LOOK_S = 0.1
+"""Between looks whether who asked has gone."""
 _PUT_S = 60.0
 """So long a deletion waits for a put; ``client`` may give a request any time."""
 _ERRORS = (BaseError, OSError)
@@ -142,11 +143,9 @@ class _Puts:
         Returns:
             Whether nobody does.
         """
-        looks = itertools.repeat(_LOOK_S, int(_PUT_S / _LOOK_S))
+        until = time.monotonic() + _PUT_S
         with self._ended:
-            while path in self._paths and not is_left():
-                if next(looks, None) is None:
-                    return False
+            while path in self._paths and not is_left() and time.monotonic() < until:
                 self._ended.wait(_LOOK_S)
             return path not in self._paths and not is_left()
 
