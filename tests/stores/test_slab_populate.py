@@ -14,10 +14,11 @@ import pytest
 from tests.stores.slab_kit import die
 from tests.stores.test_slab_room import make_system
 from ucm.affinity import engine_cpus, give_way, plan_beside_cpu
-from ucm.errors import StoreFullError
+from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.stores.abc import StoreGrowth
 from ucm.stores.slab import SlabStore, _creation, _populate
 from ucm.stores.slab._compact import compact
+from ucm.stores.slab._locks import Turn
 from ucm.stores.slab._memory import populate
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
 
@@ -36,6 +37,7 @@ class Kernel:
         self.cpus: dict[int, set[int]] = {}
         self.priorities: dict[int, int] = {}
         self.fails: OSError | None = None
+        self.dead: threading.Thread | None = None
         self._limit = 1
         self._changed = threading.Condition()
 
@@ -69,6 +71,8 @@ class Kernel:
             assert self._changed.wait_for(lambda: extent < self._limit, LIMIT_S)
         if self.fails:
             raise self.fails
+        if threading.current_thread() is self.dead:
+            raise StoreUnavailableError("its process is no more")
         populate(memory, fd, offset, num_threads, collapses=collapses)
 
 
@@ -192,10 +196,15 @@ class TestJoining:
 
 
 class TestEnds:
-    def test_another_goes_on_where_one_died(self, memory_path, kernel):
+    def test_another_goes_on_where_one_died(self, memory_path, kernel, monkeypatch):
         """R-25: the turn falls to whoever lives, and no extent is asked for in vain."""
+        refused = threading.Event()
+        take = Turn.take
+        monkeypatch.setattr(Turn, "take", lambda turn: take(turn) or refused.set())
         one, two = open_small(memory_path), open_small(memory_path)
         kernel.await_asked(1)
+        assert refused.wait(LIMIT_S)
+        kernel.dead = one._slab.populator._thread
         die(one)
         kernel.let(24)
         let_all_end(two)
