@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from ucm.backends._crew import Crew
+from ucm.backends._crew import Crew, _Batch
 from ucm.testing.faults import Gate
 
 pytestmark = pytest.mark.asyncio
@@ -131,6 +131,23 @@ class TestRoom:
 
         await crew.run(range(50), work, [None] * 50, nbytes=9)
         assert [True] * 50 == together
+        assert await crew.aclose()
+
+    async def test_thread_that_comes_late_to_a_call_waits_for_no_room(self):
+        """All that it was to do is done: it goes on to others, which need no room."""
+        crew, gate, results = Crew(2, "crew", most_bytes=1), Gate(), ["not begun"]
+
+        async def fill():
+            await crew.run([None], lambda _: gate(), [None], nbytes=1)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(fill)
+            await reached(gate)
+            crew._queue.put(_Batch([], print, [], nbytes=1))  # a share that was left
+            with anyio.move_on_after(60):
+                await crew.run([None], lambda _: "begun", results)
+            gate.open()
+        assert ["begun"] == results
         assert await crew.aclose()
 
     async def test_what_waits_for_room_can_be_cancelled(self):

@@ -313,7 +313,8 @@ class Crew:
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
             self._at.batch = batch
-            while self._room.within(batch.nbytes, batch.step):
+            # A share of what others are through with waits for no room.
+            while not batch.is_begun and self._room.within(batch.nbytes, batch.step):
                 if not self._queue.empty():  # else nobody waits, and nobody need wake
                     self._queue.put(batch)
                     break
