@@ -11,9 +11,30 @@ _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _ADAPTER = "ucm/scheduler/adapter.py"
 _SHAPES = "tests/integration/vllm/test_topology.py"
 _FAILURES = "tests/integration/vllm/test_topology_failures.py::TestRows"
+_SETUP = "tests/integration/vllm/test_setup.py::TestSetup"
 _ROLES = "tests/integration/vllm/test_roles.py"
 
 TOPOLOGY = (
+    Mutant(
+        name="prefill_ranks_of_older_engines_hold_all_tokens",
+        why="An engine before vLLM 0.26 with prefill context ranks is refused by a riddle.",
+        file="ucm/integration/vllm/compat.py",
+        find='    return decode if has("whole_prefill") else decode * prefill\n',
+        replace="    return decode\n",
+        killers=(
+            f"{_SETUP}::test_blocks_are_spread_over_prefill_ranks_where_the_engine_does_so",
+        ),
+    ),
+    Mutant(
+        name="interleaving_of_prefill_ranks_is_in_no_key",
+        why="Ranks load the tokens of others: prefill ranks that cut blocks in another way share keys.",
+        file="ucm/integration/vllm/topology.py",
+        find="    is_spread_out = token_ranks(parallel) > 1\n",
+        replace="    is_spread_out = parallel.decode_context_parallel_size > 1\n",
+        killers=(
+            f"{_SETUP}::test_blocks_are_spread_over_prefill_ranks_where_the_engine_does_so",
+        ),
+    ),
     Mutant(
         name="slots_of_other_sizes_agree",
         why="A stage stores where nobody looks: nothing is ever found, and nobody is told.",

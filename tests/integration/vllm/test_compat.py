@@ -64,7 +64,7 @@ class TestFeatures:
 
     def test_every_feature_is_looked_at(self):
         """Features without a name are what an engine does, not what it has."""
-        nameless = {"saves_when_idle", "late_loads", "late_saves"}
+        nameless = {"saves_when_idle", "late_loads", "late_saves", "whole_prefill"}
         assert nameless == compat.FEATURES.keys() - MEMBERS.keys()
         first, last = compat.SUPPORTED
         assert all(first < one.since <= last for one in compat.FEATURES.values())

@@ -14,8 +14,9 @@ from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.engine.utils import CoreEngineProcManager
 
-from tests.integration.vllm.kit import engine_config, plain_cache
+from tests.integration.vllm.kit import cache_config, engine_config, full, plain_cache
 from ucm.errors import ConfigError
+from ucm.integration.vllm import compat
 from ucm.integration.vllm.setup import Setup
 from ucm.stores.abc import Store
 from ucm.tracing import SETTING_TRANSLATED, SETTING_UNSAFE
@@ -50,6 +51,29 @@ class TestSetup:
             made.recomputes,
         )
         assert made.keyspace.digest == setup(tmp_path).keyspace.digest
+
+    @pytest.mark.parametrize(("release", "tokens"), [("older", 32), ("newer", 16)])
+    def test_blocks_are_spread_over_prefill_ranks_where_the_engine_does_so(
+        self, tmp_path, monkeypatch, release, tokens
+    ):
+        """S1-21: an entry of a block table stands for the tokens of all prefill context ranks
+        before vLLM 0.26, and so does a hash: the start said that they do not fit each other."""
+        feature = compat.FEATURES["whole_prefill"]
+        if release == "older":
+            feature = attrs.evolve(feature, since=(99, 0))
+        monkeypatch.setitem(compat.FEATURES, "whole_prefill", feature)
+        config = engine_config(str(tmp_path), weights_revision="r1")
+        config.parallel_config.prefill_context_parallel_size = 2
+        config.parallel_config.cp_kv_cache_interleave_size = 8
+        made = Setup.of(
+            config, cache_config((["a", "b"], full()), hash_block_size=tokens)
+        )
+        layout = made.layout
+        assert (tokens, tokens) == (
+            layout.groups[0].block_tokens,
+            layout.hash_block_tokens,
+        )
+        assert (8 if release == "older" else 1) == made.topology.interleave
 
     def test_no_settings_at_all_are_the_defaults(self, tmp_path):
         """An engine without our settings passes none, not an empty mapping."""

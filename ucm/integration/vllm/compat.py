@@ -43,6 +43,7 @@ __all__ = [
     "layout_name",
     "overwritten_blocks",
     "places",
+    "token_ranks",
     "tp_replicas",
     "transfer_results",
     "version",
@@ -72,6 +73,11 @@ FEATURES = {
         (0, 24),
         "KVCacheTensor.offset, block_stride",
         "each KVCacheTensor is an allocation of its own",
+    ),
+    "whole_prefill": Feature(
+        (0, 26),
+        "prefill context ranks that each hold all tokens of a block",
+        "a block's tokens are spread over these ranks, too",
     ),
     "layer_strides": Feature(
         (0, 29),
@@ -274,6 +280,13 @@ def is_transferable(group: Any, specs: Iterable[Any]) -> bool:  # noqa: ANN401 -
 def is_dcp_sharded(spec: Any) -> bool:  # noqa: ANN401 - vLLM's KVCacheSpec
     """Return whether decode-context ranks share the tokens of a group's blocks."""
     return bool(spec.dcp_sharded) if has("dcp_sharded") else True
+
+
+def token_ranks(parallel: Any) -> int:  # noqa: ANN401 - vLLM's ParallelConfig
+    """Return over how many ranks the tokens of a block are spread, where a group's are."""
+    decode = int(parallel.decode_context_parallel_size)
+    prefill = int(parallel.prefill_context_parallel_size)
+    return decode if has("whole_prefill") else decode * prefill
 
 
 def tp_replicas(config: Any) -> int:  # noqa: ANN401 - vLLM's KVCacheConfig

@@ -23,7 +23,7 @@ from ucm.configuration.sources import load
 from ucm.devices.abc import Device
 from ucm.errors import masked
 from ucm.integration.vllm.adapters import adapter_settings
-from ucm.integration.vllm.compat import hash_block_tokens
+from ucm.integration.vllm.compat import hash_block_tokens, token_ranks
 from ucm.integration.vllm.identity import check_reusable
 from ucm.integration.vllm.keyspace import check_hash_algorithm, keyspace_of
 from ucm.integration.vllm.kv_words import GroupWords, check_events, group_words
@@ -192,7 +192,7 @@ class Setup:
         topology = topology_of(parallel, kv_cache_config)
         layout = layout_of(
             kv_cache_config,
-            topology.decode_context,
+            token_ranks(parallel),
             hash_block_tokens(kv_cache_config, vllm_config),
         )
         config.queue.check_holds(layout.max_block_bytes, "a block")

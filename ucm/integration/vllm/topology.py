@@ -12,7 +12,7 @@ from typing import Any
 from vllm.distributed.utils import get_pp_indices
 
 from ucm.errors import ConfigError
-from ucm.integration.vllm.compat import tp_replicas
+from ucm.integration.vllm.compat import token_ranks, tp_replicas
 from ucm.ranks import Topology
 
 __all__ = ["is_spread", "largest_stage", "topology_of"]
@@ -33,14 +33,14 @@ def topology_of(parallel: Any, kv_cache_config: Any) -> Topology:  # noqa: ANN40
             "its schedulers hear of one rank only",
             "Use another back end, or serve without kv_connector=UCMConnector.",
         )
-    decode_context = parallel.decode_context_parallel_size
+    is_spread_out = token_ranks(parallel) > 1
     return Topology(
         tensor=parallel.tensor_parallel_size,
         replicas=tp_replicas(kv_cache_config),
         stages=parallel.pipeline_parallel_size,
         prefill_context=parallel.prefill_context_parallel_size,
-        decode_context=decode_context,
-        interleave=(parallel.cp_kv_cache_interleave_size if decode_context > 1 else 1),
+        decode_context=parallel.decode_context_parallel_size,
+        interleave=parallel.cp_kv_cache_interleave_size if is_spread_out else 1,
     )
 
 
