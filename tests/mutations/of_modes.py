@@ -12,6 +12,7 @@ _NULL = "ucm/stores/null.py"
 _TABLE = "tests/integration/vllm/test_modes.py::TestTable"
 _SETUPS = "tests/integration/vllm/test_modes.py::TestSetup"
 _CLAIMS = "tests/integration/vllm/test_mock.py::TestClaims"
+_ALONE = "tests/integration/vllm/test_mock.py::TestAlone"
 _LOADS = "tests/integration/vllm/test_mock.py::TestLoads"
 _NULLS = "tests/stores/test_null.py::TestNullStore"
 
@@ -38,6 +39,14 @@ MODES = (
             f"{_TABLE}::test_every_combination_is_as_written_down",
             f"{_TABLE}::test_nothing_of_a_mock_is_saved",
         ),
+    ),
+    Mutant(
+        name="mock_is_alone_by_the_engines_own_setting",
+        why="Who sizes by a file or a variable is told of connectors that are not there.",
+        file=_MOCK,
+        find="    if own is None or own.kv_connector == NAME:",
+        replace="    if own is None:",
+        killers=(f"{_ALONE}::test_mock_is_the_engines_only_connector",),
     ),
     Mutant(
         name="consumer_saves",

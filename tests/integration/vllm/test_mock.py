@@ -236,15 +236,18 @@ class TestAlone:
             (None, False),
             (SimpleNamespace(kv_transfer_config=None), False),
             (transfer("UCMConnector", hit_ratio=0.5), False),
+            (transfer("UCMConnector"), False),
+            (transfer("Derived", hit_ratio=0.5), False),
             (transfer("MultiConnector", connectors=[{}, {}]), True),
         ],
-        ids=["unknown", "none", "own", "several"],
+        ids=["unknown", "none", "own", "elsewhere", "derived", "several"],
     )
     def test_mock_is_the_engines_only_connector(
         self, setup, monkeypatch, engine, is_refused
     ):
         """S4-33: a worker whose engine has other connectors is refused by the key, as
-        these would store what was never computed."""
+        these would store what was never computed; nobody else is, also where a file or a
+        variable says ``hit_ratio``."""
         made = setup()
         monkeypatch.setattr(
             door_mock, "get_current_vllm_config_or_none", lambda: engine

@@ -25,6 +25,7 @@ from ucm.integration.vllm.messages import (
     plan_in,
 )
 from ucm.integration.vllm.modes import Loads
+from ucm.integration.vllm.plugin import NAME
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import UCMStats, stats_of
 from ucm.integration.vllm.weights import EngineParts
@@ -160,14 +161,15 @@ def _check_alone(hit_ratio: float | None) -> None:
         ConfigError: The engine's own connector is another one.
     """
     engine = get_current_vllm_config_or_none()
-    if engine is None or engine.kv_transfer_config is None:
+    own = None if engine is None else engine.kv_transfer_config
+    if own is None or own.kv_connector == NAME:  # wherever the setting is given
         return
-    if "hit_ratio" not in engine.kv_transfer_config.kv_connector_extra_config:
+    if "hit_ratio" not in own.kv_connector_extra_config:
         raise ConfigError(
             "hit_ratio",
             hit_ratio,
-            f"{engine.kv_transfer_config.kv_connector} has other connectors, which "
-            "would store what was never computed",
+            f"{own.kv_connector} has other connectors, which would store what was "
+            "never computed",
             "Make this connector the engine's only one, or remove hit_ratio.",
         )
 
