@@ -24,6 +24,7 @@ _WHEREVER = "tests/stores/test_slab_fates.py::TestEverywhere"
 _REMEMBERED = "tests/scheduler/test_unsaved.py::TestUnsaved"
 _LOOK_UPS = "tests/integration/vllm/test_lookups.py::TestLookUps"
 _REASONS = "tests/integration/vllm/test_lookups.py::TestReasons"
+_HELD = "test_hit_that_somebody_else_holds_up_is_offered_whole"
 _TAKEN = "test_hit_that_the_engine_never_takes_up_is_offered_shorter"
 _NEIGHBOURS = "tests/stores/test_neighbours.py::TestNeighbours"
 
@@ -284,5 +285,21 @@ WHY = (
         find="if offered is None or match is None or not is_idle:",
         replace="if offered is None or match is None:",
         killers=(f"{_REASONS}::{_TAKEN}",),
+    ),
+    Mutant(
+        name="hit_that_another_connector_holds_up_shortened",
+        why="Half of a hit is computed because another connector took three seconds to answer.",
+        file=_LOOKUPS,
+        find="        if self._has_ample_room(num_tokens):",
+        replace="        if not num_tokens:",
+        killers=(f"{_REASONS}::{_HELD}",),
+    ),
+    Mutant(
+        name="memory_as_large_as_a_request_is_ample",
+        why="An engine that keeps some blocks free hangs with the request that needs them.",
+        file=_LOOKUPS,
+        find="count() >= 2 * needed + _AMPLE",
+        replace="count() >= needed",
+        killers=(f"{_REASONS}::{_HELD}",),
     ),
 )

@@ -313,6 +313,7 @@ class TestReasons:
         counters = Counters()
         with logs_closed(), running(setup_of(tmp_path)) as engine:
             lookups = Lookups(
+                engine.scheduler._setup.layout,
                 engine.scheduler._adapter.misses,
                 elsewhere=lambda key: None,
                 problem_of=lambda request_id: problem if request_id == "r" else "",
@@ -361,6 +362,27 @@ class TestReasons:
             assert miss is not None
             assert ("queue", True) == (miss.reason, "no room" in miss.detail["text"])
             assert NO_LIMIT == lookups.within("r", NO_WISHES).most_loaded
+
+    def test_hit_that_somebody_else_holds_up_is_offered_whole(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: where the engine has blocks by far, it is not for want of them that a hit is
+        not taken up: another connector that was still asked lost ours an eighth a second."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            pool = SimpleNamespace(get_num_free_blocks=lambda: pool.free)
+            engine.scheduler.watch_cache(pool)
+            lookups = engine.scheduler._lookups
+
+            def wait(free: int, match: PrefixMatch) -> int:
+                pool.free = free
+                for step in range(100):
+                    lookups.looked("r", match, 16, 0.1 * step)
+                    lookups.stepped(0.1 * step, is_idle=True)
+                return lookups.within("r", NO_WISHES).most_loaded
+
+            hit = PrefixMatch(64, MatchReason.MISS, 100 * 16)
+            assert NO_LIMIT == wait(2 * 101 + 64, hit)
+            assert 56 == wait(2 * 101 + 63, hit)
 
     def test_tiers_that_were_late_are_the_reason(self, tmp_path: Path) -> None:
         """R-71: what the slab lacks a tier may have; one that did not say so in time is why

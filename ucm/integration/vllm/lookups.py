@@ -8,7 +8,8 @@ Whether a hit pays is decided when it is first found, and stands for as long as 
 
 An engine takes up a request that loads only if some blocks stay free beside it. In a memory hardly
 larger than the request they never do: it would be asked for again and again, and all behind it
-would wait. So a hit that is not taken up though nothing runs is offered shorter.
+would wait. So a hit that is not taken up though nothing runs is offered shorter, unless the engine
+has blocks by far: then somebody else holds the request up, as another connector that is asked, too.
 
 Threading: all of it runs on the engine's scheduler thread, and waits for nothing.
 """
@@ -21,6 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ucm.integration.vllm.adapters import LATE
+from ucm.layout import KVLayout
 from ucm.metrics import Counters, sample_key
 from ucm.reasons import MissReason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
@@ -33,6 +35,8 @@ __all__ = ["Lookup", "Lookups"]
 _REFUSED_STEPS: Final = 16
 _REFUSED_S: Final = 1.0
 """After so many steps, and so long, a hit counts as one that the engine has no room for."""
+_AMPLE: Final = 64
+"""Free blocks, beside twice a request's own, of which an engine has kept none for something else."""
 _NO_ROOM: Final = MissReason.QUEUE, "the engine has no room to load more"
 _LOOKUPS: Final = "ucm_lookups_total"
 _WANTED: Final = "ucm_wanted_tokens_total"
@@ -72,6 +76,7 @@ class Lookups:
     Those of all requests that are not finished.
 
     Args:
+        layout: The engine's groups.
         misses: Finds out why a look-up fell short.
         elsewhere: Asked about blocks of which nothing is known.
         problem_of: Says why it is not known what a request's adapter holds.
@@ -81,6 +86,7 @@ class Lookups:
 
     def __init__(
         self,
+        layout: KVLayout,
         misses: Misses,
         *,
         elsewhere: Elsewhere,
@@ -88,6 +94,7 @@ class Lookups:
         paying: Paying,
         counters: Counters,
     ) -> None:
+        self._layout = layout
         self._misses = misses
         self._elsewhere = elsewhere
         self._problem_of = problem_of
@@ -96,6 +103,8 @@ class Lookups:
         self._lookups: dict[str, Lookup] = {}
         self.has_limits = False
         """Whether the engine has ever shown that it has no room for all."""
+        self.block_pool: object = None
+        """vLLM's; None while it is not known."""
         self._offered: Lookup | None = None
         """What has a hit since the last step, and no blocks yet."""
         self._refused = 0, 0.0
@@ -145,6 +154,10 @@ class Lookups:
         offered, self._offered = self._offered, None
         match = None if offered is None else offered.match
         if offered is None or match is None or not is_idle:
+            self._refused = 0, now
+            return
+        num_tokens = offered.computed_tokens + max(match.tokens, match.wanted)
+        if self._has_ample_room(num_tokens):
             self._refused = 0, now
             return
         steps, since = self._refused
@@ -205,3 +218,10 @@ class Lookups:
             return None
         reason = MissReason.LATE if problem == LATE else MissReason.UNKEYED
         return Miss(reason, {"text": f"its adapter: {problem}"})
+
+    def _has_ample_room(self, num_tokens: int) -> bool:
+        """Return whether the engine has far more free blocks than so many tokens need."""
+        count = getattr(self.block_pool, "get_num_free_blocks", None)
+        groups = self._layout.groups
+        needed = sum(-(-num_tokens // group.block_tokens) for group in groups)
+        return count is not None and count() >= 2 * needed + _AMPLE

@@ -84,7 +84,7 @@ class SchedulerHalf:
         )
         self._neighbours = Neighbours(store, setup.threads)
         self._lookups = Lookups(
-            self._adapter.misses,
+            *(setup.layout, self._adapter.misses),
             elsewhere=self._neighbours.holding,
             problem_of=self._adapters.problem_of,
             paying=paying,
@@ -115,19 +115,15 @@ class SchedulerHalf:
             on_doubt=self._adapter.doubt,
             on_proof=self._rekey,
         )
-        self.watch_cache, self._is_closed = self._doubts.watch, False
+        self._is_closed = False
         self._numbers = SchedulerNumbers(
             *(self._counters, self._adapter, self._store, self._clock),
             is_on=lambda: self._keyspace is not None and not self._is_closed,
         )
         self.stats = self._numbers.stats
         summarize(self._log, self._counters.totals)
-        self._log.info(
-            SCHEDULER_STARTED,
-            store=type(store).__name__,
-            mode=setup.mode.name,
-            reason=setup.mode.reason,
-        )
+        how = {"mode": setup.mode.name, "reason": setup.mode.reason}
+        self._log.info(SCHEDULER_STARTED, store=type(store).__name__, **how)
 
     def agree(self, handshakes: Iterable[RankHandshake]) -> None:
         """
@@ -174,6 +170,11 @@ class SchedulerHalf:
             return None, False
         match = self._lookups.looked(request_id, match, computed_tokens, now)
         return match.tokens, self._parks and match.tokens > 0
+
+    def watch_cache(self, block_pool: Any) -> None:  # noqa: ANN401 - vLLM's BlockPool
+        """Take the engine's blocks: they show when its cache is emptied, and what is free."""
+        self._doubts.watch(block_pool)
+        self._lookups.block_pool = block_pool
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Have what tiers have of a new request's prefix fetched while it waits."""
@@ -251,10 +252,8 @@ class SchedulerHalf:
         if not output.num_scheduled_tokens:
             # In process the next follows at once, and keeps our threads from the lock.
             self._setup.threads.give_way()
-        is_idle = not (
-            output.num_scheduled_tokens or any(self._adapter.lives.loading())
-        )
-        self._lookups.stepped(now, is_idle=is_idle)
+        is_busy = output.num_scheduled_tokens or any(self._adapter.lives.loading())
+        self._lookups.stepped(now, is_idle=not is_busy)
         self._doubts.look()
         plan = self._adapter.plan_step(self.running.step(output))
         self._doubts.sent(in_use=bool(len(self.running)))
