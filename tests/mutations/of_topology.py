@@ -36,6 +36,14 @@ TOPOLOGY = (
         ),
     ),
     Mutant(
+        name="states_of_older_engines_are_spread",
+        why="vLLM 0.30 with decode context ranks computes from states that were loaded elsewhere.",
+        file="ucm/integration/vllm/compat.py",
+        find='    return all(kind_of(one).__name__ != "MambaSpec" for one in layer_specs(spec))\n',
+        replace="    return True\n",
+        killers=(f"{_SHAPES}::TestDecodeContext::test_states_are_whole_on_every_rank",),
+    ),
+    Mutant(
         name="slots_of_other_sizes_agree",
         why="A stage stores where nobody looks: nothing is ever found, and nobody is told.",
         file="ucm/ranks.py",

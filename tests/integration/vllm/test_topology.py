@@ -4,9 +4,16 @@
 import attrs
 import pytest
 
-from tests.integration.vllm.kit import cache_config, engine_config, full, plain_cache
+from tests.integration.vllm.kit import (
+    cache_config,
+    engine_config,
+    full,
+    plain_cache,
+    state,
+)
 from ucm.blocks import BlockKey, GroupId, KeySpace
 from ucm.errors import ConfigError, LayoutError, MessageError
+from ucm.integration.vllm import compat
 from ucm.integration.vllm.keyspace import keyspace_of
 from ucm.integration.vllm.layout import layout_of
 from ucm.integration.vllm.messages import RankHandshake
@@ -182,6 +189,18 @@ class TestDecodeContext:
         """Groups that such ranks do not spread keep their tokens."""
         whole = cache_config((["a"], full(dcp_sharded=False)))
         assert 16 == layout_of(whole, decode_context=4).groups[0].block_tokens
+
+    @pytest.mark.parametrize("since", [(0, 31), (99, 0)], ids=["newer", "older"])
+    def test_states_are_whole_on_every_rank(
+        self, monkeypatch: pytest.MonkeyPatch, since: tuple[int, int]
+    ) -> None:
+        """S4-17: no release spreads recurrent states, and 0.30 does not say so: blocks of them
+        were taken for twice as many tokens, and loaded to where the engine does not look."""
+        feature = attrs.evolve(compat.FEATURES["dcp_sharded"], since=since)
+        monkeypatch.setitem(compat.FEATURES, "dcp_sharded", feature)
+        hybrid = cache_config((["a"], full()), (["b"], state()), hash_block_size=16)
+        layout = layout_of(hybrid, decode_context=2)
+        assert [32, 16] == [group.block_tokens for group in layout.groups]
 
 
 class TestAgreement:

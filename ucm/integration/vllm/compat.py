@@ -118,7 +118,9 @@ FEATURES = {
         "such a step's saves are submitted when it asks what is finished",
     ),
     "dcp_sharded": Feature(
-        (0, 31), "KVCacheSpec.dcp_sharded", "every group is spread over such ranks"
+        (0, 31),
+        "KVCacheSpec.dcp_sharded",
+        "every group but recurrent ones is spread over such ranks",
     ),
     "tp_replicas": Feature(
         (0, 31),
@@ -279,7 +281,9 @@ def is_transferable(group: Any, specs: Iterable[Any]) -> bool:  # noqa: ANN401 -
 
 def is_dcp_sharded(spec: Any) -> bool:  # noqa: ANN401 - vLLM's KVCacheSpec
     """Return whether decode-context ranks share the tokens of a group's blocks."""
-    return bool(spec.dcp_sharded) if has("dcp_sharded") else True
+    if has("dcp_sharded"):
+        return bool(spec.dcp_sharded)
+    return all(kind_of(one).__name__ != "MambaSpec" for one in layer_specs(spec))
 
 
 def token_ranks(parallel: Any) -> int:  # noqa: ANN401 - vLLM's ParallelConfig
