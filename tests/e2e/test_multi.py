@@ -264,7 +264,7 @@ def test_child_of_somebody_else_may_have_a_handshake_of_its_own(
     llama: Path, tmp_path: Path, place: str
 ) -> None:
     """Of several children the engine passes only the first handshake on, to all of
-    them: with a foreign one, or with ours in its place, ours saves and loads."""
+    them: one that takes its own only starts in any place, and ours saves and loads."""
     foreign = example_connector(tmp_path / "example") | {
         "kv_connector": "ForeignConnector",
         "kv_connector_module_path": "tests.e2e.foreign",

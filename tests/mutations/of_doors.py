@@ -14,10 +14,19 @@ _TOGETHER = "tests/integration/vllm/test_halves.py::TestTogether"
 _ORDERS = "tests/integration/vllm/test_worker_orders.py"
 _KEYSPACES = "tests/integration/vllm/test_keyspace.py::TestKeyspace"
 _IDENTITY = "ucm/integration/vllm/identity.py"
+_GREETING = "tests/integration/vllm/test_messages.py::TestGreeting"
 _REUSABLE = "tests/integration/vllm/test_identity.py::TestReusable"
 _EXPERTS = "test_experts_of_tokens_are_refused_where_tokens_are_loaded"
 
 DOORS = (
+    Mutant(
+        name="handshake_of_ours_before_others",
+        why="NixlConnector behind ours in MultiConnector gets it, and the engine does not start.",
+        file="ucm/integration/vllm/messages.py",
+        find="    return all(type(each).get_handshake_metadata in usual for each in others)\n",
+        replace="    return bool(usual) or any(others)\n",
+        killers=(f"{_GREETING}::test_other_handshakes_go_before_ours",),
+    ),
     Mutant(
         name="no_fence_in_the_worker",
         why="The forward pass overwrites blocks that a save still reads.",

@@ -2,20 +2,25 @@
 """Our messages in the engine's envelopes."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
 
 from ucm.errors import MessageError
+from ucm.integration.vllm import messages
 from ucm.integration.vllm.messages import (
     PlanEnvelope,
     RankHandshake,
     ReportEnvelope,
+    may_greet,
     plan_in,
 )
+from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.scheduler.messages import StepPlan, StepReport, decode_report, encode
 
 
@@ -70,3 +75,38 @@ class TestReports:
         """The engine passes handshakes between its processes as they are."""
         handshake = RankHandshake(b"any bytes")
         assert handshake == pickle.loads(pickle.dumps(handshake))
+
+
+class Silent:
+    """Another connector, as far as it is looked at: it has no handshake."""
+
+    get_handshake_metadata = KVConnectorBase_V1.get_handshake_metadata
+
+
+class Greeter:
+    """Another connector, which has one."""
+
+    def get_handshake_metadata(self) -> None:
+        """Return it, or what it wraps has."""
+
+
+class TestGreeting:
+    def test_other_handshakes_go_before_ours(self, monkeypatch):
+        """S1-19: the engine passes the first child's handshake on to all, and who has one of
+        its own does not start with ours; nobody else keeps ours from its scheduler."""
+        own, other = (object.__new__(UCMConnector) for _ in range(2))
+        wrapper = Greeter()
+        wrapper._ucm_engine = own
+        assert may_greet(own)  # in no engine
+        monkeypatch.setattr(messages, "has_kv_transfer_group", lambda: True)
+        for group, expected in (
+            (own, True),
+            (wrapper, True),
+            (SimpleNamespace(_connectors=[own, Silent()]), True),
+            (SimpleNamespace(_connectors=[other, own]), True),
+            (SimpleNamespace(_connectors=[wrapper, other]), True),
+            (SimpleNamespace(_connectors=[own, Greeter()]), False),
+            (SimpleNamespace(_connectors=[Greeter(), own]), False),
+        ):
+            monkeypatch.setattr(messages, "get_kv_transfer_group", lambda it=group: it)
+            assert expected == may_greet(own), group

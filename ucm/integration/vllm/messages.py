@@ -8,7 +8,9 @@ bytes, which are decoded by version and never unpickled.
 
 import attrs
 import msgspec
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
@@ -18,7 +20,7 @@ from ucm.errors import KeyFormatError, MessageError
 from ucm.ranks import RankFacts
 from ucm.scheduler.messages import MESSAGE_VERSION, StepPlan, decode_plan
 
-__all__ = ["PlanEnvelope", "RankHandshake", "ReportEnvelope", "plan_in"]
+__all__ = ["PlanEnvelope", "RankHandshake", "ReportEnvelope", "may_greet", "plan_in"]
 
 _VERSION_BYTE = bytes([MESSAGE_VERSION])
 _FACTS_DECODER = msgspec.msgpack.Decoder(RankFacts)
@@ -83,6 +85,24 @@ class RankHandshake(KVConnectorHandshakeMetadata):
             return _FACTS_DECODER.decode(memoryview(self.payload)[1:])
         except (msgspec.MsgspecError, KeyFormatError) as exc:
             raise MessageError(f"damaged handshake: {exc}") from exc
+
+
+def may_greet(own: KVConnectorBase_V1) -> bool:
+    """
+    Return whether the engine may be given the handshake of a worker's connector.
+
+    Of several children MultiConnector passes the first one's on, to all of them, and who has a
+    handshake of its own, as NixlConnector, ends the start at another's. Ours comes with the
+    first report as well.
+    """
+    group = get_kv_transfer_group() if has_kv_transfer_group() else None
+    usual = KVConnectorBase_V1.get_handshake_metadata, type(own).get_handshake_metadata
+    others = (
+        child
+        for child in getattr(group, "_connectors", ())
+        if getattr(child, "_ucm_engine", child) is not own  # as vllm-ascend wraps it
+    )
+    return all(type(each).get_handshake_metadata in usual for each in others)
 
 
 def plan_in(metadata: object) -> StepPlan:

@@ -29,7 +29,7 @@ from vllm.logger import init_logger
 from ucm.configuration.sources import load
 from ucm.integration.vllm.compat import transfer_results
 from ucm.integration.vllm.last_steps import LastSteps
-from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake
+from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, may_greet
 from ucm.integration.vllm.mock import MockSchedulerHalf, MockWorkerHalf
 from ucm.integration.vllm.plugin import register
 from ucm.integration.vllm.scheduler import SchedulerHalf
@@ -247,8 +247,9 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Return no events: the scheduler's half has those of all ranks."""
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Return what this rank stores under."""
-        return None if self._worker is None else self._worker.handshake()
+        """Return what this rank stores under, unless another child has to be heard."""
+        half = self._worker if may_greet(self) else None
+        return None if half is None else half.handshake()
 
     # Scheduler.
 
