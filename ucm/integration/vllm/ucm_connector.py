@@ -47,7 +47,7 @@ logger = init_logger("vllm.ucm")
 INHERITED_ON_PURPOSE = {
     "role": "the base keeps it",
     "get_loaded_kv_cache_group_ids": "the default names the groups found by hash: ours",
-    "supports_divergent_local_hybrid_hits": "recurrent groups are refused at start-up",
+    "supports_divergent_local_hybrid_hits": "hits begin where the engine has all groups",
     "bind_kv_cache_manager": "the base binds it; we ask the step's own block state",
     "get_mem_pool_context": "the engine's own allocation is mapped as it is",
     "finish_forward": "saves are ordered by the fence of wait_for_save",
