@@ -81,6 +81,7 @@ from tests.mutations.of_states import STATES
 from tests.mutations.of_stores import STORES
 from tests.mutations.of_story import STORY
 from tests.mutations.of_stuck import STUCK
+from tests.mutations.of_suites import SUITES
 from tests.mutations.of_ticket import TICKET
 from tests.mutations.of_tier import TIER
 from tests.mutations.of_tiers import TIERS
@@ -191,4 +192,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *FAULTS,
     *FAIRNESS,
     *REST,
+    *SUITES,
 )

@@ -11,8 +11,7 @@ the rest::
 """
 
 import contextlib
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -25,17 +24,15 @@ from ucm.backends.abc import (
     Presence,
     Sealed,
     Verdict,
-    block_checksum,
 )
 from ucm.blocks import PackedKey
-from ucm.testing.store_blocks import make_keys, payload
+from ucm.testing.loan_contract import BLOCK, LoanContract, fetch, fetch_sound, seal
+from ucm.testing.store_blocks import make_keys
 
 __all__ = ["BLOCK", "DAMAGES", "BackendContract", "fetch", "fetch_sound", "seal"]
 
 _LIMIT_S = 60.0
 
-BLOCK = 4096
-"""Bytes of most blocks of the contract."""
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda raw: b"",
     "cut": lambda raw: raw[:-1],
@@ -52,80 +49,9 @@ def _are_there(told: list[Presence]) -> list[bool]:
     return [one is Presence.PRESENT for one in told]
 
 
-def seal(key: PackedKey, nbytes: int = BLOCK) -> Sealed:
-    """Return the block that tests store under a key."""
-    data = memoryview(payload(key, nbytes))
-    return Sealed(key, data, block_checksum(key, data))
-
-
-async def fetch(
-    backend: Backend, keys: Sequence[PackedKey], nbytes: int = BLOCK
-) -> list[tuple[Fetched, bytes]]:
-    """
-    Get blocks; return for each what became of it, and what the target holds.
-
-    A digest that is told must be that of the target's bytes, whatever was stored.
-    """
-    targets = [bytearray(b"\xee" * nbytes) for _ in keys]
-    got = await backend.get(keys, [memoryview(target) for target in targets])
-    for key, one, target in zip(keys, got, targets, strict=True):
-        is_done = one.verdict is Verdict.DONE
-        told = {None, block_checksum(key, bytes(target))} if is_done else {None}
-        assert one.digest in told
-    return [(one, bytes(target)) for one, target in zip(got, targets, strict=True)]
-
-
-async def fetch_sound(
-    backend: Backend, keys: Sequence[PackedKey], nbytes: int = BLOCK
-) -> list[bool]:
-    """Return for each key whether its payload came; wrong bytes fail unless noticed."""
-    sound = []
-    for key, (got, data) in zip(keys, await fetch(backend, keys, nbytes), strict=True):
-        is_noticed = got.verdict is not Verdict.DONE or (
-            got.checksum != block_checksum(key, data)
-        )
-        assert is_noticed or data == payload(key, nbytes)
-        sound.append(not is_noticed)
-    return sound
-
-
 @pytest.mark.asyncio
-class BackendContract(ABC):
+class BackendContract(LoanContract):
     """The promises of a backend as tests; *place* is a directory of the test's own."""
-
-    evicts = True
-    """Whether it makes room by itself for the newest, from the oldest use on."""
-    is_kept = True
-    """Whether blocks are found again by one that is opened behind an orderly end."""
-
-    @abstractmethod
-    async def open(self, place: Path) -> Backend:
-        """Return a backend over *place*; the second one over it, too, if it is shared."""
-
-    @abstractmethod
-    async def open_small(self, place: Path) -> Backend | None:
-        """Return one with room for 4 to 24 blocks; None where it has no bound."""
-
-    @abstractmethod
-    def get_raw(self, place: Path, key: PackedKey) -> bytes | None:
-        """Return what is stored of a block, its header included, past the backend."""
-
-    @abstractmethod
-    def put_raw(self, place: Path, key: PackedKey, raw: bytes) -> None:
-        """Have *raw* stored instead of what ``get_raw`` returned."""
-
-    def leftovers(self, place: Path) -> list[str]:
-        """Return names of what no block needs: unfinished files and the like."""
-        return []
-
-    @contextlib.asynccontextmanager
-    async def opened(self, place: Path) -> AsyncIterator[Backend]:
-        """Open one for a while."""
-        backend = await self.open(place)
-        try:
-            yield backend
-        finally:
-            await backend.aclose()
 
     @pytest.mark.parametrize("nbytes", [1, 511, BLOCK, BLOCK + 1, 3 * BLOCK + 17])
     async def test_blocks_come_back_as_they_were_put(

@@ -11,36 +11,24 @@ Derive, give the two factories, and pytest runs the suite::
 Memory is read and written by torch beside the device, never by its own verbs.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ucm.blocks import BlockId, GroupId, RowId
-from ucm.devices.abc import Device, EventRef
 from ucm.errors import DeviceError, EventNotRecordedError, LayoutError
 from ucm.plan import HostSlots
-from ucm.testing.device_memory import Arrangement, Copy, Engine, Nesting, arrangements
+from ucm.testing.device_memory import Arrangement, Copy, Engine, arrangements
+from ucm.testing.fence_contract import PLAIN, TIMEOUT, FenceContract
 
 __all__ = ["Copy", "DeviceContract"]
 
-_Bytes = npt.NDArray[np.uint8]
-_TIMEOUT = 60.0
-_PLAIN = Arrangement(
-    num_blocks=8,
-    nesting=Nesting.LAYERS,
-    pages=(64, 64, 64),
-    paddings=(0, 0, 0),
-    groups=((0, 1, 2),),
-)
 _relaxed = settings(
     max_examples=40,
     deadline=None,
@@ -49,35 +37,8 @@ _relaxed = settings(
 )
 
 
-class DeviceContract(ABC):
+class DeviceContract(FenceContract):
     """What every device does; derive, and give the factories."""
-
-    @abstractmethod
-    def make_device(self, num_blocks: int) -> Device:
-        """Return a new device for a pool of *num_blocks*; nothing registered yet."""
-
-    @abstractmethod
-    def make_memory(self, nbytes: int) -> torch.Tensor:
-        """Return ``[nbytes]`` uint8 in a storage of its own, on the device."""
-
-    def make_pool(self, num_slots: int, slot_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return ``[num_slots, slot_bytes]`` host memory that the device can reach."""
-        return np.zeros((num_slots, slot_bytes), np.uint8)
-
-    def make_unrecorded_event(self) -> EventRef:
-        """Return an event that was never recorded."""
-        return torch.Event()
-
-    @contextmanager
-    def opened(self, arrangement: Arrangement) -> Iterator[tuple[Device, Engine]]:
-        """Register an engine's memory for the length of a block."""
-        engine = Engine(arrangement, self.make_memory)
-        device = self.make_device(arrangement.num_blocks)
-        device.register(engine.layout, engine.kv_caches)
-        try:
-            yield device, engine
-        finally:
-            device.close()
 
     def draw_copy(self, data: st.DataObject, engine: Engine) -> Copy:
         """Draw a group, some rows, some blocks and as many slots, in any order."""
@@ -109,29 +70,6 @@ class DeviceContract(ABC):
                 group.block_bytes,
             ),
         )
-
-    def gather(self, device: Device, copy: Copy) -> None:
-        """Gather and wait."""
-        fence = device.gather(
-            copy.group.group_id, copy.row_ids, copy.block_ids, copy.slots
-        )
-        with closing(fence):
-            assert fence.wait(_TIMEOUT)
-            assert fence.is_done()
-            fence.land()
-
-    def scatter(self, device: Device, copy: Copy) -> None:
-        """Scatter and wait."""
-        fence = device.scatter(
-            copy.group.group_id, copy.row_ids, copy.slots, copy.block_ids
-        )
-        assert fence.wait(_TIMEOUT)
-        assert fence.is_done()
-
-    def check_memory(self, engine: Engine, expected: list[_Bytes]) -> None:
-        """Check every byte of the engine's memory."""
-        for wanted, found in zip(expected, engine.read(), strict=True):
-            np.testing.assert_array_equal(wanted, found)
 
     @_relaxed
     @given(arrangement=arrangements(), data=st.data())
@@ -203,25 +141,11 @@ class DeviceContract(ABC):
             device.scatter(group_id, copy.row_ids, copy.slots, block_ids)
             fence = device.clear(group_id, copy.row_ids, block_ids)
             assert fence.call_when_over(lambda: None)
-            assert fence.wait(_TIMEOUT)
+            assert fence.wait(TIMEOUT)
             for block in block_ids:
                 for page, _ in engine.pages(expected, copy.group, copy.row_ids, block):
                     page[:] = 0
             self.check_memory(engine, expected)
-
-    def plain_copy(self, engine: Engine, block_ids: list[int], first: int = 0) -> Copy:
-        """Return a copy of whole blocks into slots that follow each other."""
-        group = engine.layout.groups[0]
-        return Copy(
-            group=group,
-            row_ids=tuple(row.row_id for row in group.rows),
-            block_ids=tuple(map(BlockId, block_ids)),
-            slots=HostSlots(
-                self.make_pool(engine.arrangement.num_blocks, group.block_bytes),
-                np.arange(first, first + len(block_ids)),
-                group.block_bytes,
-            ),
-        )
 
     @pytest.mark.parametrize(
         ("block_ids", "first"),
@@ -232,7 +156,7 @@ class DeviceContract(ABC):
         self, block_ids: list[int], first: int
     ) -> None:
         """An id below or behind its pool raises, and both sides stay as they were."""
-        with self.opened(_PLAIN) as (device, engine):
+        with self.opened(PLAIN) as (device, engine):
             image = engine.fill(5)
             copy = self.plain_copy(engine, block_ids, first)
             pool = copy.slots.pool.copy()
@@ -244,7 +168,7 @@ class DeviceContract(ABC):
 
     def test_an_unknown_row_or_group_is_refused(self) -> None:
         """A row or group that the layout does not have raises ``DeviceError``."""
-        with self.opened(_PLAIN) as (device, engine):
+        with self.opened(PLAIN) as (device, engine):
             copy = self.plain_copy(engine, [1])
             with pytest.raises(DeviceError):
                 self.gather(device, attrs.evolve(copy, row_ids=(RowId(3),)))
@@ -253,7 +177,7 @@ class DeviceContract(ABC):
 
     def test_blocks_and_slots_that_do_not_match_are_refused(self) -> None:
         """Another number of slots than blocks, or of another size, is a caller's bug."""
-        with self.opened(_PLAIN) as (device, engine):
+        with self.opened(PLAIN) as (device, engine):
             copy = self.plain_copy(engine, [1, 2])
             short = attrs.evolve(copy, block_ids=copy.block_ids[:1])
             sized = attrs.evolve(copy.slots, block_bytes=copy.slots.block_bytes - 1)
@@ -265,7 +189,7 @@ class DeviceContract(ABC):
 
     def test_copies_from_several_threads_do_not_mix(self) -> None:
         """Threads that copy different blocks at once each get their own bytes."""
-        with self.opened(_PLAIN) as (device, engine):
+        with self.opened(PLAIN) as (device, engine):
             image = engine.fill(6)
             copies = [self.plain_copy(engine, [block]) for block in range(8)]
 
@@ -313,9 +237,9 @@ class DeviceContract(ABC):
         self, spoil: Callable[[dict[str, object]], object], named: str
     ) -> None:
         """Check that a spoilt KV cache raises ``LayoutError`` naming the layer."""
-        engine = Engine(_PLAIN, self.make_memory)
+        engine = Engine(PLAIN, self.make_memory)
         spoil(engine.kv_caches)
-        device = self.make_device(_PLAIN.num_blocks)
+        device = self.make_device(PLAIN.num_blocks)
         with pytest.raises(LayoutError, match=named):
             device.register(engine.layout, engine.kv_caches)
         device.close()
@@ -323,15 +247,15 @@ class DeviceContract(ABC):
     def test_register_twice_is_refused(self) -> None:
         """The KV cache is taken once."""
         with (
-            self.opened(_PLAIN) as (device, engine),
+            self.opened(PLAIN) as (device, engine),
             pytest.raises(DeviceError, match="registered"),
         ):
             device.register(engine.layout, engine.kv_caches)
 
     def test_a_copy_before_register_is_refused(self) -> None:
         """Without a KV cache there is nothing to copy or to wait for."""
-        device = self.make_device(_PLAIN.num_blocks)
-        copy = self.plain_copy(Engine(_PLAIN, self.make_memory), [1])
+        device = self.make_device(PLAIN.num_blocks)
+        copy = self.plain_copy(Engine(PLAIN, self.make_memory), [1])
         with pytest.raises(DeviceError, match="registered"):
             self.gather(device, copy)
         for verb in (device.lease, device.synchronize):
@@ -345,7 +269,7 @@ class DeviceContract(ABC):
 
         The engine's memory is let go of, not touched, and what is pinned stays so.
         """
-        with self.opened(_PLAIN) as (device, engine):
+        with self.opened(PLAIN) as (device, engine):
             image = engine.fill(5)
             copy = self.plain_copy(engine, [1, 3])
             self.gather(device, copy)
@@ -359,7 +283,7 @@ class DeviceContract(ABC):
                     verb()
             engine.fill(6)
             device.register(engine.layout, engine.kv_caches)
-            assert device.lease().wait(_TIMEOUT)
+            assert device.lease().wait(TIMEOUT)
             self.scatter(device, copy)
             for block in copy.block_ids:
                 for now, before in zip(
@@ -371,22 +295,22 @@ class DeviceContract(ABC):
 
     def test_a_lease_without_event_passes(self) -> None:
         """A fence behind an idle engine passes within its timeout and stays done."""
-        with self.opened(_PLAIN) as (device, _):
+        with self.opened(PLAIN) as (device, _):
             fence = device.lease()
-            assert fence.wait(_TIMEOUT)
+            assert fence.wait(TIMEOUT)
             assert fence.is_done()
 
     def test_an_event_that_was_never_recorded_is_refused(self) -> None:
         """An event without a record would pass at once and prove nothing."""
         with (
-            self.opened(_PLAIN) as (device, _),
+            self.opened(PLAIN) as (device, _),
             pytest.raises(EventNotRecordedError),
         ):
             device.lease(self.make_unrecorded_event())
 
     def test_close_is_idempotent_and_ends_every_verb(self) -> None:
         """After close, closing again does nothing and every other verb raises."""
-        with self.opened(_PLAIN) as (device, engine):
+        with self.opened(PLAIN) as (device, engine):
             copy = self.plain_copy(engine, [1])
             device.close()
             device.close()

@@ -7,10 +7,12 @@ without the store's own verbs: a store that writes and reads the same wrong plac
 would otherwise agree with itself.
 """
 
+import contextlib
 import threading
 from abc import abstractmethod
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ucm.blocks import PackedKey, keyspace_prefix
@@ -21,7 +23,7 @@ from ucm.errors import (
     StoreError,
 )
 from ucm.seals import block_checksum
-from ucm.stores.abc import Store
+from ucm.stores.abc import Store, StoreGrowth
 from ucm.testing.lease_contract import NUM_BLOCKS
 from ucm.testing.room_contract import RoomContract
 from ucm.testing.store_blocks import (
@@ -35,6 +37,8 @@ from ucm.testing.store_blocks import (
 )
 
 __all__ = ["StoreContract"]
+
+_LIMIT_S = 60.0
 
 
 class StoreContract(RoomContract):
@@ -182,6 +186,21 @@ class StoreContract(RoomContract):
                 lease.verify(0, 2)
         assert caught.value.key == keys[1]
 
+    def test_bytes_that_change_behind_their_seal_are_not_served(
+        self, store: Store
+    ) -> None:
+        """What is visible is what ``seal`` ran over: a late write is noticed, or never seen."""
+        keys = make_keys(2)
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            fill(lease)
+            lease.slots.block(1)[5] ^= 1
+            lease.commit()
+        with store.read(keys) as got:
+            got.verify(0, 1)
+            with contextlib.suppress(BlockCorruptError):
+                got.verify(1, 2)
+                assert got.slots.block(1).tobytes() == payload(keys[1])
+
     def test_foreign_block_is_corrupt(self, store: Store) -> None:
         """The whole bytes of another key are no valid bytes of this one."""
         keys = make_keys(2)
@@ -241,6 +260,43 @@ class StoreContract(RoomContract):
         with store.read(keys) as got:
             got.verify(1, 3)
             assert got.seals(1, 3) == expected[1:3]
+
+    # -- what a device pins, and hints --------------------------------------------
+
+    def test_slots_lie_in_the_memory_that_is_offered(self, store: Store) -> None:
+        """Who offers buffers has all slots there, and at last says that all memory came."""
+        keys, words, over = make_keys(2), list[StoreGrowth](), threading.Event()
+
+        def tell(growth: StoreGrowth) -> None:
+            words.append(growth)
+            if growth.problem or growth.nbytes >= growth.total:
+                over.set()
+
+        store.watch(tell)
+        with store.reserve(keys, BLOCK_BYTES) as lease:
+            blocks = [lease.slots.block(at) for at in range(2)]
+            fill(lease)
+            lease.commit()
+        with store.read(keys) as got:
+            blocks += [got.slots.block(at) for at in range(2)]
+        for block in blocks if store.buffers else ():
+            assert any(np.may_share_memory(block, each) for each in store.buffers)
+        assert over.wait(_LIMIT_S), words
+
+    def test_hints_are_aligned_with_their_keys(self, store: Store) -> None:
+        """Each key has an answer, also where nothing is known; asking is no use of a block."""
+        keys = make_keys(NUM_BLOCKS)
+        save(store, keys)
+        for _ in range(2):
+            store.match(keys[-2:])
+            store.contains(keys[-2:])
+            assert store.everywhere([*make_keys(1, first=90), keys[-1]]) == [
+                False,
+                True,
+            ]
+            assert len(store.fates(keys[:3])) == 3
+        save(store, make_keys(2, first=20))
+        assert store.match(keys) == NUM_BLOCKS - 2
 
     # -- forgetting -------------------------------------------------------------
 
