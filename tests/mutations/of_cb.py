@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the door to transformers' continuous batching."""
+"""Mutants of the doors to transformers: what is a model's own, and continuous batching."""
 
 from tests.mutations.mutant import Mutant
 
 __all__ = ["CB"]
 
 _FILE = "ucm/integration/transformers/continuous.py"
+_MODEL = "ucm/integration/transformers/model.py"
+_MODELS = "tests/integration/transformers/test_model.py"
+_SPACES = f"{_MODELS}::TestKeySpace::test_whatever_decides_the_states_makes_another"
+_PRECISION = "tests/integration/transformers/test_dynamic.py::TestAutocast"
 _TESTS = "tests/integration/transformers/test_continuous.py"
 _DOOR = "tests/integration/transformers/test_continuous_contract.py::TestContinuousDoor"
 _EXACT = f"{_TESTS}::TestExact"
@@ -18,6 +22,61 @@ _SLOTS = f"{_TESTS}::TestSlots"
 _DROPPED = f"{_SLOTS}::test_blocks_without_slots_are_counted_and_slots_come_back"
 
 CB = (
+    Mutant(
+        name="autocast_of_nobody",
+        why="A model that computes in bfloat16 goes on with states that it never computes.",
+        file=_MODEL,
+        find='| ({"autocast": str(cast)} if cast else {})',
+        replace="| {}",
+        killers=(
+            f"{_SPACES}[autocast]",
+            f"{_PRECISION}::test_states_of_other_precision_are_not_found",
+        ),
+    ),
+    Mutant(
+        name="autocast_at_the_start_alone",
+        why="States of one precision are stored as those of another.",
+        file="ucm/integration/transformers/dynamic.py",
+        find="if (now := autocast_of(self._shape.device.type)) != self._autocast:",
+        replace="if (now := self._autocast) != self._autocast:",
+        killers=(f"{_PRECISION}::test_verb_under_another_autocast_is_refused",),
+    ),
+    Mutant(
+        name="autocast_of_the_loop_forgotten",
+        why="A cache that was opened under autocast has keys of one that was not.",
+        file="ucm/integration/transformers/awaiting.py",
+        find="if (cast := autocast_of(self._kind)) is None:",
+        replace="if (cast := autocast_of(self._kind)) is not self:",
+        killers=(
+            "tests/integration/transformers/test_awaiting.py::TestAwaiting::test_autocast_of_the_loop_is_that_of_its_verbs",
+        ),
+    ),
+    Mutant(
+        name="hook_of_a_stranger",
+        why="A model that is steered goes on with states of one that is not.",
+        file=_MODEL,
+        find="    _check_hooks(model)\n",
+        replace="",
+        killers=(f"{_MODELS}::TestRefusals::test_model_with_hooks_is_refused",),
+    ),
+    Mutant(
+        name="forward_of_its_class",
+        why="A model of which a part was replaced goes on with states of the whole one.",
+        file=_MODEL,
+        find='types.update(f"{name} forward {who}\\n".encode())',
+        replace="pass",
+        killers=(f"{_SPACES}[forward]",),
+    ),
+    Mutant(
+        name="compiled_model_itself",
+        why="It is refused as one that counts padding.",
+        file=_MODEL,
+        find='    model = getattr(model, "_orig_mod", model)\n',
+        replace="",
+        killers=(
+            f"{_MODELS}::TestKeySpace::test_compiled_model_is_that_whose_generate_it_has",
+        ),
+    ),
     Mutant(
         name="any_release_wrapped",
         why="Methods that no release promises are taken for those that are known.",

@@ -12,7 +12,13 @@ import torch
 
 from tests.cache.kit import both_loops, run
 from tests.e2e.models import LLAMA, MISTRAL
-from tests.integration.transformers.kit import config_of, generate, model_of, prompt
+from tests.integration.transformers.kit import (
+    HERE,
+    config_of,
+    generate,
+    model_of,
+    prompt,
+)
 from ucm.errors import ConfigError, PipelineClosedError
 from ucm.integration.transformers import PromptCache, dynamic
 
@@ -58,6 +64,25 @@ class TestAwaiting:
             assert torch.equal(done.sequences, generate(model, IDS, past).sequences)
             with pytest.raises(PipelineClosedError):
                 await prompts.restore(IDS)
+
+        run(loop, main)
+
+    def test_autocast_of_the_loop_is_that_of_its_verbs(
+        self, tmp_path: Path, loop: str
+    ) -> None:
+        """R-05: it is a thread's own, and verbs go on others."""
+        model = model_of(LLAMA)
+
+        async def main() -> None:
+            with torch.autocast(HERE.type, torch.bfloat16):
+                done = generate(model, IDS)
+                async with PromptCache(config_of(tmp_path), model) as prompts:
+                    assert 96 == await prompts.save(
+                        done.sequences, done.past_key_values
+                    )
+                    assert 96 == (await prompts.restore(IDS)).num_tokens
+            async with PromptCache(config_of(tmp_path), model) as prompts:
+                assert (None, 0) == await prompts.restore(IDS)
 
         run(loop, main)
 

@@ -14,6 +14,7 @@ from tests.e2e.models import LLAMA
 from tests.integration.transformers.kit import (
     BF16,
     BLOCK,
+    HERE,
     OTHER,
     changed,
     config_of,
@@ -51,6 +52,36 @@ def prompts(tmp_path: Path) -> Iterator[Any]:
     """A cache of the small model with a store of its own."""
     with open_prompts(tmp_path) as opened:
         yield opened
+
+
+def rounding() -> torch.autocast:
+    """Have all be computed in fewer bits meanwhile."""
+    return torch.autocast(HERE.type, torch.bfloat16)
+
+
+@pytest.mark.slow
+class TestAutocast:
+    def test_states_of_other_precision_are_not_found(self, tmp_path: Path) -> None:
+        """R-05: what was computed in whole numbers is not what is computed under autocast."""
+        model = model_of(LLAMA)
+        with open_prompts(tmp_path) as prompts:
+            fill(prompts, model)
+        with rounding(), open_prompts(tmp_path) as prompts:
+            assert (None, 0) == prompts.restore(IDS)
+            expected = fill(prompts, model)
+            past, num_tokens = prompts.restore(IDS)
+            assert 192 == num_tokens
+            assert torch.equal(expected, generate(model, IDS, past).sequences)
+
+    def test_verb_under_another_autocast_is_refused(self, prompts: Any) -> None:
+        """Else states of one precision would be stored as those of another."""
+        done = generate(model_of(LLAMA), IDS)
+        with rounding():
+            with pytest.raises(LayoutError, match="autocast"):
+                prompts.restore(IDS)
+            with pytest.raises(LayoutError, match="autocast"):
+                prompts.save(done.sequences, done.past_key_values)
+        assert 0 == prompts.cache.statistics().saved_blocks
 
 
 @pytest.mark.slow

@@ -71,6 +71,8 @@ class TestKeySpace:
             "code",
             "frequencies",
             "kind",
+            "autocast",
+            "forward",
         ],
     )
     def test_whatever_decides_the_states_makes_another(
@@ -91,6 +93,8 @@ class TestKeySpace:
             model.model.rotary_emb.inv_freq *= 1.01
         elif change == "kind":
             model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
+        elif change == "forward":
+            model.model.layers[1].mlp.forward = lambda given: given
         elif change == "code":
 
             class LlamaForCausalLM(type(model)):  # type: ignore[misc] # it is
@@ -98,7 +102,13 @@ class TestKeySpace:
 
             LlamaForCausalLM.__qualname__ = "LlamaForCausalLM"
             model.__class__ = LlamaForCausalLM
-        assert before.digest != identity_of(model).keyspace.digest
+        with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
+            assert before.digest != identity_of(model).keyspace.digest
+
+    def test_compiled_model_is_that_whose_generate_it_has(self) -> None:
+        """It computes without what was compiled, and takes positions as the model does."""
+        compiled = torch.compile(copy.deepcopy(model_of(LLAMA)), backend="eager")
+        assert identity_of(model_of(LLAMA)) == identity_of(compiled)
 
     @pytest.mark.parametrize("weights", ["", "v1"])
     def test_model_whose_frequencies_were_rounded_is_another(
@@ -201,6 +211,21 @@ class TestRefusals:
             identity_of(model)
         model = copy.deepcopy(model_of(LLAMA)).train()
         with pytest.raises(ConfigError, match="training"):
+            identity_of(model)
+
+    @pytest.mark.parametrize("when", ["behind", "before"])
+    def test_model_with_hooks_is_refused(self, when: str) -> None:
+        """What a stranger's hook does to states is in no key; the engine's own do nothing."""
+        model = copy.deepcopy(model_of(LLAMA))
+        model(torch.tensor([[1]]), output_hidden_states=True)  # hooks of transformers
+        before = identity_of(model_of(LLAMA)).keyspace
+        assert before == identity_of(model).keyspace
+        layer = model.model.layers[1]
+        if when == "behind":
+            layer.register_forward_hook(lambda _module, _given, out: out + 1)
+        else:
+            layer.register_forward_pre_hook(lambda _module, given: given)
+        with pytest.raises(ConfigError, match="forward hook"):
             identity_of(model)
 
     def test_rank_of_a_model_is_refused(self) -> None:

@@ -15,10 +15,10 @@ Threading: the loop that entered it.
 """
 
 import contextlib
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import anyio.lowlevel
 import torch
@@ -28,8 +28,11 @@ from ucm.cache.host_loop import Lanes, to_its_end
 from ucm.cache.sync import Cache
 from ucm.config import UCMConfig
 from ucm.integration.transformers.dynamic import BlockingPromptCache, Restored
+from ucm.integration.transformers.model import autocast_of
 
 __all__ = ["PromptCache"]
+
+_T = TypeVar("_T")
 
 
 class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
@@ -58,13 +61,14 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
     ) -> None:
         self._make = partial(BlockingPromptCache, config, model, lanes=lanes, **options)
         self._lanes = Lanes(lanes)
+        self._kind = model.device.type
         self._made = contextlib.ExitStack()
         self._prompts: BlockingPromptCache
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(to_its_end, self._made.close)
-            await to_its_end(self._open)
+            await to_its_end(self._as_here(self._open))
             await anyio.lowlevel.checkpoint()  # it may have been cancelled meanwhile
             undo.pop_all()
         return self
@@ -81,6 +85,18 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
     def _open(self) -> None:
         self._prompts = self._made.enter_context(self._make())
 
+    def _as_here(self, call: Callable[[], _T]) -> Callable[[], _T]:
+        """Return a call that ``torch.autocast`` is as on this thread for, on whichever it is made."""
+        if (cast := autocast_of(self._kind)) is None:
+            return call
+        here = torch.autocast(self._kind, cast)
+
+        def made() -> _T:
+            with here:
+                return call()
+
+        return made
+
     @property
     def cache(self) -> Cache:
         """What it stands on; its verbs but ``measure`` block for up to their deadlines."""
@@ -95,7 +111,9 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
     ) -> Restored:
         """Return a cache of the longest stored prefix; see ``BlockingPromptCache``."""
         return await self._lanes.call(
-            partial(self._prompts.restore, input_ids, attention_mask, salt=salt)
+            self._as_here(
+                partial(self._prompts.restore, input_ids, attention_mask, salt=salt)
+            )
         )
 
     def save(

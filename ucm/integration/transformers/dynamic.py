@@ -27,7 +27,7 @@ from ucm import blocking
 from ucm.cache.sync import Cache, Save
 from ucm.config import UCMConfig
 from ucm.errors import DeviceTimeoutError, LayoutError
-from ucm.integration.transformers.model import identify
+from ucm.integration.transformers.model import autocast_of, identify
 from ucm.integration.transformers.prompts import Row, rows_of
 from ucm.integration.transformers.staging import Lane, Staging, States
 from ucm.prefixes import Place, PrefixHasher
@@ -103,6 +103,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         identity = identify(model, block_tokens=block_tokens, weights=weights)
         self._config = model.config
         self._shape = identity.shape
+        self._autocast = autocast_of(identity.shape.device.type)
         self._tokens = block_tokens
         self._hasher = PrefixHasher(identity.keyspace, block_tokens)
         self._staging = Staging(
@@ -155,8 +156,10 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
 
         Raises:
             KeyFormatError: That is no such batch.
+            LayoutError: ``torch.autocast`` is not as where this was opened.
             PipelineClosedError: This is closed.
         """
+        self._check_autocast()
         rows = self._rows(input_ids, attention_mask, None, salt)
         columns = input_ids.shape[1] - 1  # what is generated comes of the last one
         least = min((row.padding for row in rows), default=columns)
@@ -224,7 +227,8 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
 
         Raises:
             KeyFormatError: The ids are no such batch.
-            LayoutError: The cache is not one of this model over these ids.
+            LayoutError: The cache is not one of this model over these ids, or not computed
+                as where this was opened.
             PipelineClosedError: This is closed.
         """
         return self.save_held(
@@ -241,8 +245,10 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         Return what a cache holds just now, for ``save_held``; no state is copied.
 
         Raises:
-            LayoutError: The cache is not one of this model over these ids.
+            LayoutError: The cache is not one of this model over these ids, or not computed
+                as where this was opened.
         """
+        self._check_autocast()
         states = self._states_of(past_key_values, input_ids)
         mask = None if attention_mask is None else attention_mask.clone()
         return Held(states, states[0][0].shape[2], input_ids.clone(), mask)
@@ -301,6 +307,12 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
                 return
             part = keys[first : first + step]
             yield first, part, lane.blocks[: len(part)]
+
+    def _check_autocast(self) -> None:
+        """Refuse states that are rounded otherwise than the key space says."""
+        if (now := autocast_of(self._shape.device.type)) != self._autocast:
+            told = f"opened under {self._autocast}, and now it is {now}"
+            raise LayoutError(f"torch.autocast: {told}: open this where you generate")
 
     def _cache_of(self, states: States, columns: int) -> DynamicCache:
         """Return a cache of the first columns, as the model would make one."""

@@ -23,12 +23,14 @@ import ucm
 from ucm.errors import ConfigError
 from ucm.integration.digest import read_weights
 
-__all__ = ["Identity", "Shape", "identify", "observe"]
+__all__ = ["Identity", "Shape", "autocast_of", "identify", "observe"]
 
 _LENGTH_FREE: Final = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
 """Kinds of rotary embedding that rotate a key the same however long its prompt becomes."""
 _NOT_DECIDING: Final = frozenset({"_name_or_path", "id2label", "label2id"})
 """Fields of a configuration that change no byte."""
+_KNOWN_HOOKS: Final = ("torch.", "transformers.", "accelerate.")
+"""Whose hooks change no state, or say so by a module of another type."""
 _FORM: Final = "block: layers, keys before values, [heads, tokens, dim]"
 _SAME: Final = 1e-2
 """Part of the largest number by which equal states may differ, for all that kernels do."""
@@ -89,8 +91,12 @@ def identify(
     Raises:
         ConfigError: Its cache cannot be reused by prefix; names what of it.
     """
+    # Whose ``generate`` computes without what was compiled.
+    model = getattr(model, "_orig_mod", model)
     _check_kind(model)
+    _check_hooks(model)
     shape = observe(model)
+    cast = autocast_of(shape.device.type)
     page = block_tokens * shape.token_elements * shape.dtype.itemsize
     layout = ucm.paged_layout({"kv": page}, block_tokens=block_tokens)
     config = json.loads(model.config.to_json_string(use_diff=False))
@@ -109,9 +115,17 @@ def identify(
             "precision": torch.get_float32_matmul_precision(),
             "code": _code_of(model),
             "made": _made_by(model),
-        },
+        }
+        | ({"autocast": str(cast)} if cast else {}),
     )
     return Identity(shape=shape, layout=layout, keyspace=keyspace)
+
+
+def autocast_of(kind: str) -> torch.dtype | None:
+    """Return in which type ``torch.autocast`` has this thread compute on a kind of device, if in any."""
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 def observe(model: PreTrainedModel) -> Shape:
@@ -203,6 +217,16 @@ def _check_kind(model: PreTrainedModel) -> None:
             raise _refused("rope_type", kind, problem)
 
 
+def _check_hooks(model: PreTrainedModel) -> None:
+    """Refuse what strangers have called as the model computes."""
+    for each in model.modules():
+        hooks = (*each._forward_hooks.values(), *each._forward_pre_hooks.values())  # noqa: SLF001 - no other name
+        for hook in hooks:
+            if not str(getattr(hook, "__module__", "")).startswith(_KNOWN_HOOKS):
+                told, remedy = type(each).__name__, "Remove it before you open this."
+                raise _refused("forward hook", told, "it may change states", remedy)
+
+
 def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
     """Yield the kinds of all layers, which may have parameters of their own."""
     if "rope_type" in parameters:
@@ -228,12 +252,16 @@ def _made_by(model: PreTrainedModel) -> list[str]:
 
     Rotary frequencies are in no checkpoint, and ``model.to(torch.bfloat16)`` rounds them
     where ``from_pretrained(dtype=torch.bfloat16)`` does not. What is quantised once it is
-    loaded has other types, also where its weights have a name.
+    loaded has other types, also where its weights have a name; what was compiled, or replaced
+    by a faster kernel, has a function in place of its class's ``forward``.
     """
     made, stored = torch.nn.Module(), model.state_dict().keys()
     types = hashlib.sha256()
     for name, module in model.named_modules():
         types.update(f"{name} {type(module).__qualname__}\n".encode())
+        if (own := vars(module).get("forward")) is not None:
+            who = [getattr(own, at, "") for at in ("__module__", "__qualname__")]
+            types.update(f"{name} forward {who}\n".encode())
         tensors = {**dict(module.named_parameters(recurse=False)), **module._buffers}  # noqa: SLF001 - those that share memory too
         for key, each in sorted(tensors.items()):
             if each is None:
