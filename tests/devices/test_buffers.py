@@ -129,7 +129,7 @@ class TestRefusals:
             ({"b": np.zeros((8, 16), np.uint8)}, "'b'.* is no page of page_bytes=32"),
             ({"b": np.zeros((8, 8, 8), np.uint8)[:, ::2]}, "strides .* is no page"),
             ({"b": np.zeros((8, 64), np.uint8)[:, ::2]}, "is no page"),
-            ({"b": np.zeros((8, 32), np.uint8)[::-1]}, "overlap"),
+            ({"b": np.zeros((8, 32), np.uint8)[::-1]}, "'b': .* they overlap"),
             ({"b": np.broadcast_to(np.uint8(0), (8, 32))}, "read-only"),
             ({"b": bytes(256)}, "read-only"),
             ({"b": bytearray(256)}, "is no page"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the shipped contracts: what is no store, device or backend passes for one."""
+"""Mutants of the shipped contracts: what is no store, device or backend passes for one; and of refusals."""
 
 from tests.mutations.mutant import Mutant
 
@@ -11,6 +11,26 @@ _STORES = "ucm/testing/store_contract.py"
 _WRONG = "tests/testing/test_wrong_ones.py"
 
 SUITES = (
+    Mutant(
+        name="block_of_more_bits_than_there_are",
+        why="A host's mistake is told as one of ours.",
+        file="ucm/devices/_paged.py",
+        find="except OverflowError as exc:",
+        replace="except NotImplementedError as exc:",
+        killers=(
+            "tests/devices/test_cpu.py::TestCPUDevice::test_an_id_out_of_range_is_refused_before_a_byte_moves",
+        ),
+    ),
+    Mutant(
+        name="buffer_in_reverse_unnamed",
+        why="Of eighty layers nobody knows which is the wrong one.",
+        file="ucm/devices/_buffers.py",
+        find="if array.strides[0] < row.page_bytes:",
+        replace="if array.strides[0] < 0 < -row.page_bytes:",
+        killers=(
+            "tests/devices/test_buffers.py::TestRefusals::test_buffer_that_does_not_fit_is_named",
+        ),
+    ),
     Mutant(
         name="suite_of_deaf_devices",
         why="Blocks of a load that failed never come back to the engine.",

@@ -121,6 +121,11 @@ def _region_of(
             f"each has {page.nbytes} bytes, strides {page.strides}, and is no page of "
             f"page_bytes={row.page_bytes} in one piece"
         )
+    if array.strides[0] < row.page_bytes:
+        raise LayoutError(
+            f"layer {name!r}: blocks of {row.page_bytes} bytes begin {array.strides[0]} bytes "
+            "apart: they overlap, or stand in reverse order"
+        )
     return Region(
         row_id=row.row_id,
         storage_id=0,

@@ -238,7 +238,10 @@ class PagedDevice(Device, Generic[G]):
         unknown = [row_id for row_id in row_ids if row_id not in group.row_ids]
         if unknown:
             raise DeviceError(f"row {unknown[0]} is not of group {group_id}")
-        blocks = np.asarray(block_ids, dtype=np.int64)
+        try:
+            blocks = np.asarray(block_ids, dtype=np.int64)
+        except OverflowError as exc:
+            raise DeviceError(f"a block is in no pool: {exc}") from None
         # Numpy takes negative indexes from the end, so that nothing would stop them.
         _check_range("block", blocks, tensors.num_blocks)
         wanted = tuple(sorted(set(row_ids)))

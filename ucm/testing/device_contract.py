@@ -149,8 +149,14 @@ class DeviceContract(FenceContract):
 
     @pytest.mark.parametrize(
         ("block_ids", "first"),
-        [([0, -1], 0), ([0, 8], 0), ([0, 1], -1), ([0, 1], 7)],
-        ids=["block below", "block behind", "slot below", "slot behind"],
+        [([0, -1], 0), ([0, 8], 0), ([0, 1 << 70], 0), ([0, 1], -1), ([0, 1], 7)],
+        ids=[
+            "block below",
+            "block behind",
+            "block nowhere",
+            "slot below",
+            "slot behind",
+        ],
     )
     def test_an_id_out_of_range_is_refused_before_a_byte_moves(
         self, block_ids: list[int], first: int
