@@ -21,9 +21,18 @@ _CONNECTION = "tests/agent/test_following.py"
 _FEEDS = "tests/agent/test_feeding.py"
 _TELLS = "tests/backends/test_watched.py"
 _DOOR = "tests/integration/vllm/test_kv_events.py"
+_TIERS = "tests/integration/vllm/test_kv_events_tiers.py::TestOtherTiers"
 _DUE = "tests/integration/vllm/test_kv_events_idle.py::TestDue"
 
 KV_EVENTS = (
+    Mutant(
+        name="other_tiers_of_the_same_numbers",
+        why="R-57: routers count on a tier that nobody has, or an engine without tiers follows no agent any more.",
+        file=_TELLER,
+        find="        if tuple(media) != self._tiers:",
+        replace="        if tuple(media) == ():",
+        killers=(f"{_TIERS}::test_what_the_last_agents_tiers_had_is_gone_from_these",),
+    ),
     Mutant(
         name="ledger_overflow_unseen",
         why="A router that was slow for a while is sent to blocks that are gone.",

@@ -109,6 +109,13 @@ class Mirror:
             for block in blocks.values()
         )
 
+    def leave_tiers(self) -> Iterator[News]:
+        """Yield that all that tiers had is gone: from now on there are others by these numbers."""
+        for medium in sorted(self._media.keys() - {0}):
+            for name, block in self._media.pop(medium).items():
+                if block.told is not None:
+                    yield self._news(medium, name, block, is_stored=False)
+
     def tell_again(self) -> None:
         """With the next listing tell of all that is there, told or not."""
         self._is_again = True

@@ -139,6 +139,7 @@ class EventTeller(NoTeller):
         self._ready: deque[_Ready] = deque()
         # The client's thread alone:
         self._mirror = Mirror(shards)
+        self._tiers: tuple[str, ...] = ()
         self._number = 0
         self._is_asked = False
         self._described: OrderedDict[PackedKey, None] = OrderedDict()
@@ -215,6 +216,9 @@ class EventTeller(NoTeller):
 
     def joined(self, media: Sequence[str]) -> None:
         """Take note that an agent is there: it has to be told all, and tells all."""
+        if tuple(media) != self._tiers:  # an engine that has none takes any agent
+            self._tell(list(self._mirror.leave_tiers()))
+            self._tiers = tuple(media)
         self._words.joined(media)
         self._described.clear()
         self._describe_all()
@@ -225,10 +229,12 @@ class EventTeller(NoTeller):
         if told.number != self._number:
             return  # of another key space
         self._is_asked = False
-        news = list(self._mirror.apply(told))
+        self._tell(list(self._mirror.apply(told)))
+        self._ask()
+
+    def _tell(self, news: Sequence[News]) -> None:
         if news:
             self._ready.append(_Ready(self._words.events(news), _counted(news)))
-        self._ask()
 
     def _again(self) -> None:
         self._mirror.tell_again()
