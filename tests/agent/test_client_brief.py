@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of an agent: nothing by wants of hardly any time, and in words when it is lost."""
+"""What is said of an agent: nothing by wants of hardly any time, or of much, and in words when it is lost."""
 
 import queue
 
 import pytest
 
-from tests.agent.test_client import LIMIT_S, World, wait_for_end, want
+from tests.agent.test_client import KEYS, LIMIT_S, World, wait_for_end, want
 from ucm.agent.protocol import Done, GetStatus
 from ucm.tracing import AGENT_LOST
 
@@ -34,6 +34,17 @@ def test_brief_want_does_not_silence_an_agent_that_has_just_spoken(world) -> Non
     assert want(client, "b")
     now[0] += 0.1
     assert not client.is_up
+
+
+def test_stopped_agent_costs_one_deadline_whatever_it_has_more_time_for(world) -> None:
+    """R-63: behind a deletion, for which the agent has a minute, requests wait no more often for
+    one that is stopped than else."""
+    client = world.join()
+    client.forget(KEYS, "forget", seconds=60.0)
+    want(client)
+    world.threads.advance(1.1)
+    assert not client.is_up
+    assert not want(client, "b")
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0"])

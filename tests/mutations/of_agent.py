@@ -79,6 +79,16 @@ AGENT = (
         killers=(f"{_NOBODY}::test_agent_that_is_stopped_costs_one_deadline",),
     ),
     Mutant(
+        name="stopped_agent_asked_for_all_of_a_deletion",
+        why="For a minute behind a deletion every request waits its whole time for an agent that says nothing.",
+        file=_CLIENT,
+        find="min(self._silent_until or due, due)",
+        replace="self._silent_until or due",
+        killers=(
+            "tests/agent/test_client_brief.py::test_stopped_agent_costs_one_deadline_whatever_it_has_more_time_for",
+        ),
+    ),
+    Mutant(
         name="want_amid_a_loss_is_waited_for",
         why="A request waits for all of its deadline for an agent that is gone.",
         file="ucm/agent/client.py",

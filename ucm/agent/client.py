@@ -205,7 +205,8 @@ class AgentClient:
         self._pending[number] = now + seconds
         if tell is not None:
             self._tellers[number] = tell
-        self._silent_until = self._silent_until or now + max(seconds, _LEAST_S)
+        due = now + max(seconds, _LEAST_S)  # before the word on a question of more time
+        self._silent_until = min(self._silent_until or due, due)
         return number
 
     def is_pending(self, request_id: str) -> bool:
