@@ -11,9 +11,9 @@ from tests.backends.servers import LIMIT_S, free_ports
 from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_servers import Servers
 from ucm.backends._redis_settings import RedisSettings
-from ucm.backends._resp import Command
+from ucm.backends._resp import Bulk, Command
 from ucm.backends.abc import Presence, Sealed, Verdict
-from ucm.backends.envelope import HEADER_BYTES
+from ucm.backends.envelope import HEADER_BYTES, Envelope
 from ucm.backends.redis import RedisBackend
 from ucm.testing.store_blocks import make_keys
 
@@ -29,7 +29,12 @@ class Noting:
     """A server that has one answer for each verb; what it is asked for with one request is noted."""
 
     def __init__(self, num_there=0):
-        self.says = {b"EXISTS": num_there, b"SET": b"OK", b"GET": None}
+        self.says = {
+            b"EXISTS": num_there,
+            b"SET": b"OK",
+            b"GET": None,
+            b"GETRANGE": Bulk(0),
+        }
         self.requests = []
         self.go_on = anyio.Event()
         self.go_on.set()
@@ -39,7 +44,13 @@ class Noting:
         if commands:
             self.requests.append(commands)
             await self.go_on.wait()
-        return [self.says[each.words[0]] for each in commands]
+        return list(map(self._answer, commands))
+
+    def _answer(self, command):
+        if command.words[0] != b"GETRANGE":
+            return self.says[command.words[0]]
+        command.into[0][:] = Envelope(KEYS[0], 9 * MB, 7).encode()
+        return Bulk(HEADER_BYTES)
 
     def shares(self):
         """Return how many blocks each request moved that moved any."""

@@ -29,6 +29,7 @@ _DISKS = "tests/backends/test_disk.py::TestDiskBackend"
 _FAILING = "tests/backends/test_disk_drive.py::TestFailing"
 _CONNECTIONS = "tests/backends/test_redis_connections.py"
 _REDIS = "ucm/backends/redis.py"
+_VALUES = "ucm/backends/_redis_values.py"
 _SERVERS = "ucm/backends/_redis_servers.py"
 _ROOM = "tests/backends/test_disk_slots.py::TestRoom"
 _TORN = "tests/backends/test_disk_crash.py::TestTorn"
@@ -301,8 +302,8 @@ BACKENDS = (
         name="value_written_over",
         why="Two machines put different bytes under one key, and a reader gets some of each.",
         file=_REDIS,
-        find='self._set(block.key, 0, value, b"NX")',
-        replace="self._set(block.key, 0, value)",
+        find='self._set(name, (header, *rest), 0, b"NX")',
+        replace="self._set(name, (header, *rest), 0)",
         killers=(
             "tests/backends/test_redis.py::TestRedisBackend::test_block_that_is_there_stays",
         ),
@@ -318,7 +319,7 @@ BACKENDS = (
     Mutant(
         name="earlier_release_is_garbage",
         why="After an update a server's blocks are deleted as damaged.",
-        file=_REDIS,
+        file=_VALUES,
         find="None in (answers[1:] or [None])",
         replace="None in answers[1:]",
         killers=(
@@ -339,8 +340,8 @@ BACKENDS = (
         name="parts_live_as_long_as_their_head",
         why="Blocks without their parts are found, and come to nothing.",
         file=_REDIS,
-        find="_LONGER_S * (part > 0)",
-        replace="0",
+        find="(data[start:stop],), _LONGER_S)",
+        replace="(data[start:stop],), 0)",
         killers=("tests/backends/test_redis.py::TestParts::test_large_block_is_cut",),
     ),
     Mutant(
@@ -354,8 +355,8 @@ BACKENDS = (
     Mutant(
         name="parts_of_another_length_taken",
         why="A block is put together of pieces that are not its own.",
-        file=_REDIS,
-        find="if answers == list(map(Bulk, sizes)):",
+        file=_VALUES,
+        find="if list(answers) == list(map(Bulk, sizes)):",
         replace="if all(isinstance(each, Bulk) for each in answers):",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_part_of_another_length_is_none",

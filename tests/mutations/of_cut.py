@@ -328,13 +328,13 @@ CUT = (
         killers=(f"{_LINKS}::test_what_redis_py_is_asked_ends_with_the_backend",),
     ),
     Mutant(
-        name="block_written_meanwhile_is_damaged",
-        why="R-51: a block of a cluster is deleted by who asks for it as it is written.",
-        file="ucm/backends/redis.py",
+        name="large_block_of_an_earlier_release_is_damaged",
+        why="After an update the large blocks of a server are deleted as damaged.",
+        file="ucm/backends/_redis_values.py",
         find="None in (answers[1:] or [None])",
         replace="not answers[1:]",
         killers=(
-            "tests/backends/test_redis.py::TestParts::test_block_that_is_written_meanwhile_is_read_again",
+            "tests/backends/test_redis.py::TestParts::test_large_block_of_an_earlier_release_is_served",
         ),
     ),
     Mutant(

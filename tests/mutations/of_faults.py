@@ -8,7 +8,6 @@ __all__ = ["FAULTS"]
 _HEALTH = "ucm/agent/health.py"
 _TROUBLES = "ucm/agent/troubles.py"
 _CLIENT = "ucm/agent/client.py"
-_REDIS = "ucm/backends/redis.py"
 _FETCH = "ucm/agent/fetch.py"
 _SLOTS = "tests/agent/test_fetch_slots.py"
 _SPILL = "ucm/agent/spill.py"
@@ -156,11 +155,13 @@ FAULTS = (
     ),
     Mutant(
         name="number_is_taken_for_bytes",
-        why="So is one that answers another question.",
-        file=_REDIS,
-        find="    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):\n        return _UNAVAILABLE\n",
+        why="What a server that is away has is deleted as damaged.",
+        file="ucm/backends/_redis_values.py",
+        find="    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):\n        return Fetched(Verdict.UNAVAILABLE)\n",
         replace="",
-        killers=(_NONSENSE,),
+        killers=(
+            "tests/backends/test_redis.py::TestServer::test_killed_server_is_no_miss_and_joins_again",
+        ),
     ),
     Mutant(
         name="look_ends_with_its_want",

@@ -181,7 +181,7 @@ REFUSING = (
     Mutant(
         name="parts_of_a_block_lie_with_several_servers",
         why="R-55: one of two that is away costs nearly all blocks of more than a megabyte.",
-        file="ucm/backends/redis.py",
+        file="ucm/backends/_redis_values.py",
         find='if is_cluster else b""',
         replace='if not key else b""',
         killers=(

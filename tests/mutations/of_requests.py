@@ -12,7 +12,33 @@ _PUTS = f"{_TESTS}::test_request_puts_no_more_than_eight_megabytes"
 _GETS = f"{_TESTS}::test_request_gets_no_more_than_eight_megabytes"
 _TURN = f"{_TESTS}::test_call_for_no_blocks_waits_for_no_turn"
 
+_MACHINES = "tests/backends/test_redis_machines.py"
+
 REQUESTS = (
+    Mutant(
+        name="parts_of_two_machines_mix",
+        why="X-02: of prompts that two machines compute at once most blocks in Redis are damaged.",
+        file=_REDIS,
+        find="            seal = seal_of(blocks[at].checksum)",
+        replace='            seal = b""',
+        killers=(f"{_MACHINES}::test_block_is_that_of_one_of_two_machines",),
+    ),
+    Mutant(
+        name="parts_of_who_is_too_late_stay",
+        why="X-02: a server without times to live has bytes that nobody removes.",
+        file=_REDIS,
+        find="        await self._take_back(",
+        replace="        len(",
+        killers=(f"{_MACHINES}::test_block_is_that_of_one_of_two_machines",),
+    ),
+    Mutant(
+        name="parts_of_both_are_taken_back",
+        why="Prompts that two machines compute at once, to the same bytes, are in Redis for neither.",
+        file=_REDIS,
+        find=" and head.checksum != block.checksum",
+        replace="",
+        killers=(f"{_MACHINES}::test_same_bytes_of_two_machines_stay",),
+    ),
     Mutant(
         name="requests_are_half_as_large",
         why="R-52: blocks of 4 MB cost the loop a request each.",

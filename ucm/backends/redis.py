@@ -4,10 +4,11 @@ Blocks as values of Valkey or Redis, by connections that redis-py opens.
 
 A block is one value, its envelope before its bytes, which is written only if it is not there. Larger
 values hold up everybody else on such a server, so a block of more than a megabyte is cut into
-parts. Its *head* is then a value with the envelope alone, written last and only if it is not there:
-what has no head is nobody's. Parts that the server has let go of make a block garbage, which can be
-put again once it was deleted. What is never deleted goes by its time to live. Small blocks in parts,
-as earlier releases wrote them, are read as well.
+parts. Its *head* is then a value with the envelope alone, written last and only if it is not there,
+and read first: what has no head is nobody's, and it says which parts are the block's (``_redis_values``).
+Whose head was too late takes its parts back. Parts that the server has let go of make a block garbage,
+which can be put again once it was deleted. What is never deleted goes by its time to live. Small blocks
+in parts, and parts with other names, as earlier releases wrote them, are read as well.
 
 Bytes go from where they lie and come to where they belong (``_redis_link``). A block that was put
 anew, as a connection was lost, may be told to be there although it is ours.
@@ -18,13 +19,12 @@ Threading: all on one loop, the agent's.
 import functools
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import anyio
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from xxhash import xxh3_64_intdigest
 
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
@@ -32,7 +32,16 @@ from ucm.backends._redis_answers import ERRORS, is_full, refused_by
 from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_servers import AWAY, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, refusal
-from ucm.backends._resp import Bulk, Command
+from ucm.backends._redis_values import (
+    UNSEALED,
+    cuts,
+    head_of,
+    is_whole,
+    judge,
+    name_of,
+    seal_of,
+)
+from ucm.backends._resp import Command
 from ucm.backends.abc import (
     Advice,
     Backend,
@@ -49,7 +58,6 @@ from ucm.settings import read_section
 
 __all__ = ["RedisBackend", "name_of"]
 
-_PART_BYTES = 1 << 20
 _CALL_BYTES = 8 << 20
 """Of one request at most, if it has more blocks than one."""
 _LARGEST_BLOCK = 256 << 20
@@ -57,6 +65,7 @@ _LONGER_S = 60
 """Parts live so much longer than their head."""
 _OPENING_S = 5.0
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
+_Value: TypeAlias = tuple[bytes | memoryview, ...]
 
 
 class RedisBackend(Backend):
@@ -196,23 +205,15 @@ class RedisBackend(Backend):
 
     async def _delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         told = [Verdict.UNAVAILABLE] * len(keys)
-        heads = [memoryview(bytearray(HEADER_BYTES)) for _ in keys]
-        answers = await self._servers.ask(
-            [
-                Command(
-                    (b"GETRANGE", self._name(key, 0), b"0", b"%d" % HEADER_BYTES),
-                    (head,),
-                )
-                for key, head in zip(keys, heads, strict=True)
-            ]
-        )
         names = []
-        for key, head, answer in zip(keys, heads, answers, strict=True):
-            is_head = answer == Bulk(HEADER_BYTES)
-            envelope = Envelope.decode(head) if is_head else None
-            nbytes = 0 if envelope is None else min(envelope.nbytes, _LARGEST_BLOCK)
-            parts = range(1 + len(_cuts(nbytes)))  # one more where it has none
-            names.append([self._name(key, part) for part in parts])
+        for key, envelope in zip(keys, await self._heads(keys), strict=True):
+            nbytes, seals = 0, [UNSEALED]
+            if isinstance(envelope, Envelope):
+                nbytes = min(envelope.nbytes, _LARGEST_BLOCK)
+                seals.append(seal_of(envelope.checksum))
+            parts = range(1, 1 + len(cuts(nbytes)))  # one where it has none
+            its = [self._name(key, part, seal) for seal in seals for part in parts]
+            names.append([self._name(key, 0), *its])
         flat = [Command((b"UNLINK", name)) for some in names for name in some]
         ends = iter(await self._servers.ask(flat, are_writes=True))
         for at, some in enumerate(names):
@@ -222,6 +223,16 @@ class RedisBackend(Backend):
             elif end is AWAY:
                 told[at] = Verdict.AWAY
         return told
+
+    async def _heads(self, keys: Sequence[PackedKey]) -> list[Envelope | Fetched]:
+        """Return the heads of blocks that have several values, or what there is instead."""
+        heads = [memoryview(bytearray(HEADER_BYTES)) for _ in keys]
+        end = b"%d" % HEADER_BYTES  # one more than it has
+        commands = [
+            Command((b"GETRANGE", self._name(key, 0), b"0", end), (head,))
+            for key, head in zip(keys, heads, strict=True)
+        ]
+        return list(map(head_of, await self._servers.ask(commands), heads))
 
     async def aclose(self) -> None:
         """Close connections."""
@@ -258,39 +269,44 @@ class RedisBackend(Backend):
     async def _get(
         self, pairs: Sequence[tuple[PackedKey, memoryview]]
     ) -> list[Fetched]:
-        told = await self._read(pairs, [_is_whole(len(target)) for _, target in pairs])
-        halves = [at for at, one in enumerate(told) if one is None]
-        if halves:  # of an earlier release, or written meanwhile
-            parts = await self._read(
-                [pairs[at] for at in halves], [False] * len(halves)
-            )
-            for at, one in zip(halves, parts, strict=True):
-                told[at] = one
+        told: list[Fetched | None] = [None] * len(pairs)
+        seals: list[bytes | None] = [None] * len(pairs)
+        large = [at for at, (_, into) in enumerate(pairs) if not is_whole(len(into))]
+        heads = await self._heads([pairs[at][0] for at in large])
+        for at, head in zip(large, heads, strict=True):
+            if isinstance(head, Envelope):
+                seals[at] = seal_of(head.checksum)
+            else:
+                told[at] = head
+        await self._read(pairs, seals, told)
+        await self._read(pairs, [UNSEALED] * len(pairs), told)  # of an earlier release
         return [one or GARBAGE for one in told]
 
     async def _read(
-        self, pairs: Sequence[tuple[PackedKey, memoryview]], are_whole: Sequence[bool]
-    ) -> list[Fetched | None]:
-        """Read blocks; None for one of which there is a head, and not all parts."""
+        self,
+        pairs: Sequence[tuple[PackedKey, memoryview]],
+        seals: Sequence[bytes | None],
+        told: list[Fetched | None],
+    ) -> None:
+        """Read blocks of which nothing is told, whole or by parts of these names; None: there is a head alone."""
+        left = [at for at, one in enumerate(told) if one is None]
         commands: list[Command] = []
         reads = []
-        for (key, target), is_whole in zip(pairs, are_whole, strict=True):
+        for at in left:
+            (key, target), seal = pairs[at], seals[at]
             head = memoryview(bytearray(HEADER_BYTES))
             wanted: list[tuple[memoryview, ...]]
-            wanted = [(head, target)] if is_whole else [(head,)]
-            if not is_whole:
-                wanted += [(target[start:stop],) for start, stop in _cuts(len(target))]
-            values = [
-                Command((b"GET", self._name(key, part)), into)
-                for part, into in enumerate(wanted)
-            ]
-            commands += values
+            wanted = [(head, target)] if seal is None else [(head,)]
+            if seal is not None:
+                wanted += [(target[start:stop],) for start, stop in cuts(len(target))]
+            for part, into in enumerate(wanted):
+                name = self._name(key, part, seal if part and seal else UNSEALED)
+                commands.append(Command((b"GET", name), into))
             reads.append((head, [sum(map(len, into)) for into in wanted]))
         answers = iter(await self._servers.ask(commands))
-        return [
-            _judge(list(itertools.islice(answers, len(sizes))), sizes, head, key)
-            for (key, _), (head, sizes) in zip(pairs, reads, strict=True)
-        ]
+        for at, (head, sizes) in zip(left, reads, strict=True):
+            its = list(itertools.islice(answers, len(sizes)))
+            told[at] = judge(its, sizes, head, pairs[at][0])
 
     async def _put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         told = [
@@ -302,20 +318,34 @@ class RedisBackend(Backend):
         mine = [blocks[at] for at in heads]
         commands = []
         for block, header in zip(mine, headers_for(mine), strict=True):
-            is_whole = _is_whole(len(block.data))
-            value = (header, block.data) if is_whole else (header,)
-            commands.append(self._set(block.key, 0, value, b"NX"))
+            rest = (block.data,) if is_whole(len(block.data)) else ()
+            name = self._name(block.key, 0)
+            commands.append(self._set(name, (header, *rest), 0, b"NX"))
         answers = await self._servers.ask(commands, are_writes=True)
         for at, answer in zip(heads, answers, strict=True):
             told[at] = Verdict.PRESENT if answer is None else _written(answer)
+        late = [blocks[at] for at in heads if told[at] is Verdict.PRESENT]
+        await self._take_back([one for one in late if not is_whole(len(one.data))])
         return told
+
+    async def _take_back(self, blocks: Sequence[Sealed]) -> None:
+        """Remove parts of blocks that others have put meanwhile, unless these are theirs as well."""
+        heads = await self._heads([block.key for block in blocks])
+        names = [
+            self._name(block.key, part, seal_of(block.checksum))
+            for block, head in zip(blocks, heads, strict=True)
+            if isinstance(head, Envelope) and head.checksum != block.checksum
+            for part, _ in enumerate(cuts(len(block.data)), 1)
+        ]
+        unlink = [Command((b"UNLINK", name)) for name in names]
+        await self._servers.ask(unlink, are_writes=True)
 
     async def _put_parts(self, blocks: Sequence[Sealed], told: list[Verdict]) -> None:
         """Write the parts of those that have some; *told* has what became of the others."""
         large = [
             at
             for at, (block, end) in enumerate(zip(blocks, told, strict=True))
-            if end is Verdict.DONE and not _is_whole(len(block.data))
+            if end is Verdict.DONE and not is_whole(len(block.data))
         ]
         there = await self._exists([blocks[at].key for at in large])
         commands: list[Command] = []
@@ -325,9 +355,10 @@ class RedisBackend(Backend):
                 told[at] = Verdict.PRESENT
                 continue
             key, data = blocks[at].key, blocks[at].data
+            seal = seal_of(blocks[at].checksum)
             parts = [
-                self._set(key, part, (data[start:stop],))
-                for part, (start, stop) in enumerate(_cuts(len(data)), 1)
+                self._set(self._name(key, part, seal), (data[start:stop],), _LONGER_S)
+                for part, (start, stop) in enumerate(cuts(len(data)), 1)
             ]
             commands += parts
             whose += [at] * len(parts)
@@ -336,37 +367,9 @@ class RedisBackend(Backend):
             if told[at] is Verdict.DONE:
                 told[at] = _written(answer)
 
-    def _set(
-        self,
-        key: PackedKey,
-        part: int,
-        value: tuple[bytes | memoryview, ...],
-        *options: bytes,
-    ) -> Command:
-        ttl = self._ttl + _LONGER_S * (part > 0)
-        lives = (b"EX", b"%d" % ttl) if self._ttl else ()
-        return Command((b"SET", self._name(key, part), value, *lives, *options))
-
-
-def name_of(prefix: bytes, key: PackedKey, part: int, *, is_cluster: bool) -> bytes:
-    """
-    Return the name of a value; a cluster has all of a block on one server, by what is in braces.
-
-    https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ says so.
-    """
-    tag = b"{%016x}" % xxh3_64_intdigest(key) if is_cluster else b""
-    return b"%b%d/%b%b" % (prefix, part, tag, key)
-
-
-def _is_whole(nbytes: int) -> bool:
-    """Return whether a block of so many bytes is one value."""
-    return nbytes <= _PART_BYTES
-
-
-def _cuts(nbytes: int) -> list[tuple[int, int]]:
-    """Return where the parts of a block begin and end."""
-    starts = [0, *range(_PART_BYTES, nbytes, _PART_BYTES)]
-    return list(zip(starts, [*starts[1:], nbytes], strict=True))
+    def _set(self, name: bytes, value: _Value, longer_s: int, *how: bytes) -> Command:
+        lives = (b"EX", b"%d" % (self._ttl + longer_s)) if self._ttl else ()
+        return Command((b"SET", name, value, *lives, *how))
 
 
 def _written(answer: object) -> Verdict:
@@ -376,21 +379,3 @@ def _written(answer: object) -> Verdict:
     if answer is AWAY:
         return Verdict.AWAY
     return Verdict.FULL if is_full(answer) else Verdict.UNAVAILABLE
-
-
-def _judge(
-    answers: list[Any], sizes: list[int], head: memoryview, key: PackedKey
-) -> Fetched | None:
-    """Return what became of a block by the answers for each of its values."""
-    if answers == list(map(Bulk, sizes)):
-        return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
-    if any(str(answer).startswith("WRONGTYPE") for answer in answers):
-        return GARBAGE
-    if any(answer is AWAY for answer in answers):
-        return Fetched(Verdict.AWAY)
-    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):
-        return _UNAVAILABLE
-    if answers[0] is None:
-        return Fetched(Verdict.ABSENT)
-    is_half = answers[0] == Bulk(HEADER_BYTES) and None in (answers[1:] or [None])
-    return None if is_half else GARBAGE

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What the values of a block are called, where one is cut into several, and what answers for them say. Pure.
+
+Parts are named by the block's checksum as well: of two machines that put a block at once, with bytes of
+their own each, none writes into the other's. The head, of which there is one, says whose are the block's.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from xxhash import xxh3_64_intdigest
+
+from ucm.backends._redis_servers import AWAY
+from ucm.backends._resp import Bulk
+from ucm.backends.abc import Fetched, Verdict
+from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope
+from ucm.blocks import PackedKey
+
+__all__ = ["UNSEALED", "cuts", "head_of", "is_whole", "judge", "name_of", "seal_of"]
+
+UNSEALED: Final = b""
+"""Of parts as earlier releases named them."""
+_PART_BYTES: Final = 1 << 20
+
+
+def name_of(
+    prefix: bytes,
+    key: PackedKey,
+    part: int,
+    seal: bytes = UNSEALED,
+    *,
+    is_cluster: bool,
+) -> bytes:
+    """
+    Return the name of a value; a cluster has all of a block on one server, by what is in braces.
+
+    https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/ says so.
+    """
+    tag = b"{%016x}" % xxh3_64_intdigest(key) if is_cluster else b""
+    return b"%b%d/%b%b%b" % (prefix, part, tag, key, seal)
+
+
+def seal_of(checksum: int) -> bytes:
+    """Return what is behind the names of parts of a block of this checksum."""
+    return b"/%016x" % checksum
+
+
+def is_whole(nbytes: int) -> bool:
+    """Return whether a block of so many bytes is one value."""
+    return nbytes <= _PART_BYTES
+
+
+def cuts(nbytes: int) -> list[tuple[int, int]]:
+    """Return where the parts of a block begin and end."""
+    starts = [0, *range(_PART_BYTES, nbytes, _PART_BYTES)]
+    return list(zip(starts, [*starts[1:], nbytes], strict=True))
+
+
+def head_of(answer: object, head: memoryview) -> Envelope | Fetched:
+    """Return the head of a block by the answer for so much of its first value, or what there is instead."""
+    if answer == Bulk(HEADER_BYTES):
+        return Envelope.decode(head) or GARBAGE
+    is_none = answer == Bulk(0)  # a part of nothing
+    return _failed([answer]) or (Fetched(Verdict.ABSENT) if is_none else GARBAGE)
+
+
+def judge(
+    answers: Sequence[object], sizes: Sequence[int], head: memoryview, key: PackedKey
+) -> Fetched | None:
+    """Return what became of a block by the answers for each of its values; None: its head alone is there."""
+    if list(answers) == list(map(Bulk, sizes)):
+        return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
+    if (failed := _failed(answers)) is not None:
+        return failed
+    if answers[0] is None:
+        return Fetched(Verdict.ABSENT)
+    is_half = answers[0] == Bulk(HEADER_BYTES) and None in (answers[1:] or [None])
+    return None if is_half else GARBAGE
+
+
+def _failed(answers: Sequence[object]) -> Fetched | None:
+    """Return what became of a block by answers that are no values; None where all are, or none."""
+    if any(str(answer).startswith("WRONGTYPE") for answer in answers):
+        return GARBAGE
+    if any(answer is AWAY for answer in answers):
+        return Fetched(Verdict.AWAY)
+    if not all(answer is None or isinstance(answer, Bulk) for answer in answers):
+        return Fetched(Verdict.UNAVAILABLE)
+    return None
