@@ -4,7 +4,7 @@ A router that sends each prompt to the engine that holds most of it, by its KV e
 
 It knows no engine's inside: what an engine holds is what it publishes, mirrored by
 ``examples.kv_mirror``. Prompts are token ids, or text, which an engine makes tokens of. An
-engine that does not take a request is passed over for a while.
+engine that does not take a request, or says nothing for minutes, is passed over for a while.
 
 Run as ``python -m examples.cluster.router --engine NAME URL EVENTS REPLAY ...``, such as
 ``--engine a http://a:8000 tcp://a:5557 tcp://a:5558``; it needs aiohttp, starlette, uvicorn.
@@ -32,6 +32,9 @@ __all__ = ["Engine", "Router"]
 
 _PAUSE_S = 5.0
 """For how long an engine is not asked that has not answered."""
+_CONNECT_S = 5.0
+_SILENT_S = 300.0
+"""Who has said nothing for so long, be it amid an answer, is not waited for."""
 _SHARED = "STORAGE"
 """What engines have in common says nothing of which to ask."""
 
@@ -129,7 +132,9 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        limit = aiohttp.ClientTimeout(total=300)
+        limit = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S
+        )
         async with aiohttp.ClientSession(timeout=limit) as self._client:
             yield
 

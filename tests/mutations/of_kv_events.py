@@ -26,6 +26,16 @@ _DUE = "tests/integration/vllm/test_kv_events_idle.py::TestDue"
 
 KV_EVENTS = (
     Mutant(
+        name="router_waits_for_who_stands_still",
+        why="X-14: each prompt that a machine has which stands still is an error behind five minutes.",
+        file="examples/cluster/router.py",
+        find="total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S",
+        replace="total=_SILENT_S",
+        killers=(
+            "tests/examples/test_cluster.py::test_engine_that_says_nothing_is_passed_over",
+        ),
+    ),
+    Mutant(
         name="other_tiers_of_the_same_numbers",
         why="R-57: routers count on a tier that nobody has, or an engine without tiers follows no agent any more.",
         file=_TELLER,
