@@ -61,23 +61,34 @@ class Mirror:
         self.num_cleared = 0
         """How often the engine has emptied its own cache."""
         self._replay = replay
+        self._last: bytes | None = None
 
     def take(self, number: int, payload: bytes) -> None:
         """Take a batch as it was published; those that were missed are asked for."""
         if number < self.next_number:  # the engine has started again, and holds nothing
             self.places.clear()
-            self.next_number = 0
+            self.next_number, self._last = 0, None
         if number > self.next_number:
-            for earlier, batch in (
-                self._replay(self.next_number) if self._replay else ()
-            ):
+            for earlier, batch in self._missed():
                 if self.next_number <= earlier < number:
                     self.num_lost += earlier - self.next_number
                     self._apply(batch)
                     self.next_number = earlier + 1
             self.num_lost += number - self.next_number
         self._apply(payload)
-        self.next_number = number + 1
+        self._last, self.next_number = payload, number + 1
+
+    def _missed(self) -> Sequence[tuple[int, bytes]]:
+        """Return what the publisher still has, all of it where it is another by now."""
+        if self._replay is None:
+            return ()
+        last = self.next_number - 1
+        found = list(self._replay(max(0, last)))
+        if self._last not in (None, dict(found).get(last, self._last)):
+            self.places.clear()  # what it said by this number is not what we heard
+            self.next_number, self._last = 0, None
+            return list(self._replay(0))
+        return found
 
     def _apply(self, payload: bytes) -> None:
         _, events, *_ = msgspec.msgpack.decode(payload)

@@ -81,7 +81,7 @@ class TestMirror:
         mirror = Mirror(replay)
         for number in (0, 3, 4):
             mirror.take(number, sent[number])
-        assert ([1], {GPU: 5}, 0) == (asked, mirror.count(), mirror.num_lost)
+        assert ([0], {GPU: 5}, 0) == (asked, mirror.count(), mirror.num_lost)
 
     def test_what_is_gone_for_good_is_counted(self) -> None:
         """R-57: a mirror that may be wrong says so."""
@@ -104,6 +104,17 @@ class TestMirror:
         assert {GPU: 1} == mirror.count()
         mirror.take(1, batch(AllBlocksCleared(), stored([8], **SLAB_WORDS)))
         assert ({SLAB: 1}, 1) == (mirror.count(), mirror.num_cleared)
+
+    def test_engine_that_begins_again_unseen_has_what_it_told_since(self) -> None:
+        """R-57: where its numbers are beyond the last one's by the time it is heard, what it said
+        by that number is other than what was heard, and it is asked for all."""
+        sent = [batch(stored([number])) for number in range(20, 26)]
+        mirror = Mirror(lambda start: list(enumerate(sent))[start:])
+        for number in range(3):
+            mirror.take(number, batch(stored([number])))
+        mirror.take(5, sent[5])
+        assert [*range(20, 26)] == [*mirror.places[GPU]]
+        assert 0 == mirror.num_lost
 
 
 def test_interrupt_ends_it_without_a_word() -> None:
