@@ -120,6 +120,13 @@ class TestScreen:
         for part in ("ok", " 5 ", " 3 ", " 12 ", "GiB"):
             assert part in row
 
+    @pytest.mark.parametrize("width", [50, 80, 160])
+    def test_engines_whose_names_differ_at_the_end_are_told_apart(self, width):
+        """Those of one vLLM with data parallelism have one name with a number behind it."""
+        names = [f"9d3c0b1e-8a5f-4f0e-b7a1-0c2d4e6f8a9b_dp{rank}" for rank in (0, 1)]
+        text = "".join(shown(map(scheduler, names), width).split())
+        assert all(f"{name}:missed" in text for name in names)
+
     def test_a_wide_terminal_shows_more(self):
         """Columns for which there is room."""
         for name in ("tokens loaded", "held for", "processes"):

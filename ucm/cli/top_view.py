@@ -18,8 +18,6 @@ __all__ = ["NARROW", "EngineView", "columns_of", "engines_of", "slab_line"]
 NARROW = 120
 """Columns of a terminal below which less is shown."""
 _MOST_REASONS = 3
-_SHORT_NAME = 10
-_LONG_NAME = 18
 _MISSED = "ucm_missed_lookups_total"
 _SETTLED = "ucm_settled_part_bytes_total"
 _OPEN = "ucm_open_tickets"
@@ -190,7 +188,7 @@ def columns_of(engine: EngineView, *, is_wide: bool) -> dict[str, str]:
     """Return the cells of an engine's row by the names of their columns."""
     gauges = engine.gauges
     cells = {
-        "engine": engine.name[: _LONG_NAME if is_wide else _SHORT_NAME],
+        "engine": engine.name,
         "state": engine.state,
         "requests": f"{engine.sizes.get('requests', 0):.0f}",
         "saves": f"{_sum(gauges, _OPEN, 'save'):.0f}",
