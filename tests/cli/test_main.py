@@ -40,3 +40,13 @@ def test_every_command_is_where_the_table_says(name):
     """The table of subcommands names attributes that exist and explain themselves."""
     module, attribute = COMMANDS[name].split(":")
     assert getattr(importlib.import_module(module), attribute).help
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "words", [["top", "--interval"], ["doctor", "--tokens-per-second"]]
+)
+def test_number_that_is_none_is_refused(words, number, capsys):
+    """NaN is within any bounds: a live view ended at it with a traceback, and a doctor said nothing of traffic."""
+    assert main([*words, number]) == USAGE
+    assert 1 == capsys.readouterr().err.count("\n")

@@ -10,7 +10,7 @@ import click
 
 from ucm.cli.measuring import Plan, Row, measure_disk, measure_store, workplace
 from ucm.cli.output import console, json_option, say_json, table
-from ucm.cli.telling import SIZE, examples, plain
+from ucm.cli.telling import SIZE, Number, examples, plain
 from ucm.settings import size_text
 from ucm.stores.slab import is_in_memory
 
@@ -36,7 +36,7 @@ _US = 1e6
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0.01, 60.0),
+    type=Number(0.01, 60.0),
     default=0.5,
     show_default=True,
     help="For each row.",
@@ -52,8 +52,6 @@ def bench(
     each, which is removed; no store is touched. Copies, saves and loads are of one thread;
     the figures are this machine's at this moment. Exit code 3 if a path cannot be used.
     """
-    if seconds != seconds:  # noqa: PLR0124 - no range keeps that out
-        raise click.UsageError("--seconds has to be a number")
     rounded = _PAGE * -(-block // _PAGE)
     plan = Plan(rounded, max(nbytes, 64 * rounded), seconds)
     answers = [_measure(path, plan) for path in paths or (Path("/dev/shm"),)]

@@ -14,7 +14,7 @@ from ucm.agent.joining import check_tiers
 from ucm.cli.given import Given, read_given, settings_options
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
-from ucm.cli.telling import examples
+from ucm.cli.telling import Number, examples
 from ucm.config import StoreConfig, UCMConfig, python_hash_seed
 from ucm.doctor.engine import EngineFacts, check_engine
 from ucm.doctor.findings import Finding, Severity, note, refused, wrong
@@ -54,7 +54,7 @@ _POSITIVE = click.IntRange(1, 1 << 16)
 @click.option("--prefix-caching-hash-algo", help="Of the engine; sha256 if left out.")
 @click.option(
     "--tokens-per-second",
-    type=click.FloatRange(0),
+    type=Number(0),
     default=0.0,
     help="New tokens of prompts over all engines of the node.",
 )

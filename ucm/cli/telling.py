@@ -2,6 +2,7 @@
 """What subcommands have in common when they read numbers, and tell them to people."""
 
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 
@@ -19,7 +20,7 @@ from ucm.cli.output import console, printable
 from ucm.errors import ConfigError
 from ucm.settings import read_size
 
-__all__ = ["SIZE", "ago", "examples", "plain", "progress"]
+__all__ = ["SIZE", "Number", "ago", "examples", "plain", "progress"]
 
 _MOST_SHOWN = 120
 _STEPS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
@@ -49,6 +50,22 @@ class _Size(click.ParamType[int]):
 
 
 SIZE = _Size()
+
+
+class Number(click.FloatRange):
+    """A number within bounds; NaN, which is neither above nor below any, is in none."""
+
+    def convert(
+        self,
+        value: object,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return a finite number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number", param, ctx)
+        return number
 
 
 def examples(*lines: str) -> str:

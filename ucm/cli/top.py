@@ -10,7 +10,7 @@ import rich.live
 from rich.console import Console, Group, RenderableType
 
 from ucm.cli.output import clean, console, json_option, say_json, table
-from ucm.cli.telling import examples
+from ucm.cli.telling import Number, examples
 from ucm.cli.top_view import NARROW, EngineView, columns_of, engines_of, slab_line
 from ucm.config import default_store_path
 from ucm.errors import NoStatusError
@@ -32,7 +32,7 @@ _NOT_WELL = 1
 @click.option("--once", is_flag=True, help="Look once, and end.")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600),
+    type=Number(0.1, 3600),
     default=2.0,
     show_default=True,
     help="Seconds between two looks.",
