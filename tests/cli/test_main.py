@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
 from tests.stores.slab_kit import open_slab
-from ucm.cli.main import COMMANDS, USAGE, main
+from ucm.cli.main import COMMANDS, NOT_WELL, USAGE, main
 
 
 def test_an_unknown_command_is_one_line_and_no_traceback(capsys):
@@ -50,3 +53,20 @@ def test_number_that_is_none_is_refused(words, number, capsys):
     """NaN is within any bounds: a live view ended at it with a traceback, and a doctor said nothing of traffic."""
     assert main([*words, number]) == USAGE
     assert 1 == capsys.readouterr().err.count("\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_killed_command_leaves_nothing(memory_path, number):
+    """Whoever kills it, or closes its terminal, has memory back that it took to measure."""
+    memory_path.mkdir()
+    code = "import sys; from ucm.cli.main import main; sys.exit(main())"
+    words = ["bench", str(memory_path), "--size", "1MiB", "--seconds", "60"]
+    with subprocess.Popen([sys.executable, "-c", code, *words]) as measured:
+        deadline = time.monotonic() + 120
+        while not list(memory_path.iterdir()):
+            assert deadline > time.monotonic()
+            time.sleep(0.005)
+        measured.send_signal(number)
+        assert NOT_WELL == measured.wait(60.0)
+    assert [] == list(memory_path.iterdir())

@@ -5,6 +5,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import click
 from rich.progress import (
@@ -57,7 +58,7 @@ class Number(click.FloatRange):
 
     def convert(
         self,
-        value: object,
+        value: Any,  # noqa: ANN401 - click's
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
