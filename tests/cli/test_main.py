@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib
+import io
 import signal
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from tests.stores.slab_kit import open_slab
+from tests.story.logs import run_of
 from ucm.cli.main import COMMANDS, NOT_WELL, USAGE, main
 
 
@@ -53,6 +55,19 @@ def test_number_that_is_none_is_refused(words, number, capsys):
     """NaN is within any bounds: a live view ended at it with a traceback, and a doctor said nothing of traffic."""
     assert main([*words, number]) == USAGE
     assert 1 == capsys.readouterr().err.count("\n")
+
+
+def test_terminal_without_a_sign_for_all_that_is_told_is_no_error(
+    tmp_path, monkeypatch
+):
+    """Bars of durations, and names that others gave, have marks in their place where it is not of UTF-8."""
+    told = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", told)
+        patch.setenv("COLUMNS", "140")
+        code = main(["trace", "stats", "--log", str(run_of(tmp_path / "run"))])
+    assert 0 == code
+    assert b"? from " in told.buffer.getvalue()
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ standard error and no traceback.
 """
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -90,10 +91,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Have what a process was started without, such as by ``>&-``: what is told goes nowhere."""
+    """
+    Have what a process was started without, such as by ``>&-``: what is told goes nowhere.
+
+    What a terminal has no sign for, which is not of UTF-8, has a mark in its place.
+    """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - to its end
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 @contextlib.contextmanager
