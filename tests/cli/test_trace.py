@@ -219,6 +219,14 @@ class TestDiff:
         for pair in ((run, tmp_path / "empty"), (tmp_path / "empty", run)):
             assert UNREADABLE == call("diff", *pair)[0]
 
+    def test_what_was_passed_over_of_a_run_is_said(self, call, run, tmp_path):
+        """Numbers of half a log are no others' fault; programs hear of it, too, and of which run it is."""
+        other = write(tmp_path / "ucm-s-1.jsonl", ended("r1"), ended("r2", v=9))
+        _, out, err = call("diff", run, other, "--json")
+        note = f"{other}: 1 line(s) are of another version of the schema"
+        assert ([note], "") == (json.loads(out)["notes"], err)
+        assert note == " ".join(call("diff", run, other)[2].split())
+
 
 class TestTimeline:
     def test_both_forms_are_written_and_named(self, call, run, tmp_path):
@@ -280,6 +288,19 @@ COMMANDS = (
 def over(command, path):
     """Return a command's arguments with the log that it reads, or the two."""
     return (*command, path, path) if command == ("diff",) else (*command, "--log", path)
+
+
+@pytest.mark.parametrize("command", [("stats",), ("why",), ("show", "r2")])
+def test_what_could_not_be_read_is_said_where_nothing_was_found(
+    call, tmp_path, command
+):
+    """A log of another release, or of another user, is one; it may have what was looked for."""
+    write(tmp_path / "ucm-scheduler-1.jsonl", ended("r2", v=9))
+    if command == ("show", "r2"):
+        write(tmp_path / "ucm-scheduler-2.jsonl", ended("r1"))
+    code, _, err = call(*command, "--log", tmp_path)
+    assert UNREADABLE == code
+    assert err.endswith("; 1 line(s) are of another version of the schema\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)

@@ -92,4 +92,50 @@ SIGNS = (
             f"{_LOOKS}::test_directory_that_is_meant_for_all_is_not_to_be_closed",
         ),
     ),
+    Mutant(
+        name="names_of_engines_cut",
+        why="R-71: the engines of one vLLM differ in the number at the end, and nobody sees which is bypassed.",
+        file="ucm/cli/top_view.py",
+        find='"engine": engine.name,',
+        replace='"engine": engine.name[:18],',
+        killers=(
+            "tests/cli/test_top.py::TestScreen::test_engines_whose_names_differ_at_the_end_are_told_apart",
+        ),
+    ),
+    Mutant(
+        name="number_that_is_none_slept_for",
+        why="R-71: a live view ends with a traceback.",
+        file="ucm/cli/telling.py",
+        find="if not math.isfinite(number):",
+        replace="if math.isinf(number):",
+        killers=("tests/cli/test_main.py::test_number_that_is_none_is_refused",),
+    ),
+    Mutant(
+        name="killed_command_ends_at_once",
+        why="R-71: what it measured in memory stays there for good.",
+        file="ucm/cli/main.py",
+        find="(signal.SIGTERM, signal.SIGHUP)",
+        replace="()",
+        killers=("tests/cli/test_main.py::test_killed_command_leaves_nothing",),
+    ),
+    Mutant(
+        name="all_terminals_have_all_signs",
+        why="R-71: a bar, or a name with an accent, is a traceback where the locale is of Latin 1.",
+        file="ucm/cli/main.py",
+        find='reconfigure(errors="replace")',
+        replace='reconfigure(errors="strict")',
+        killers=(
+            "tests/cli/test_main.py::test_terminal_without_a_sign_for_all_that_is_told_is_no_error",
+        ),
+    ),
+    Mutant(
+        name="log_that_nobody_could_read_is_none",
+        why="R-71: who looks at another user's log, or another release's, hears that there is none.",
+        file="ucm/cli/trace.py",
+        find='"; ".join((problem, *reading.notes()))',
+        replace="problem",
+        killers=(
+            "tests/cli/test_trace.py::test_what_could_not_be_read_is_said_where_nothing_was_found",
+        ),
+    ),
 )

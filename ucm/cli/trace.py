@@ -149,22 +149,22 @@ def stats(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
 @json_option
 def diff(before: Path, after: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Compare two runs: directories of logs, or files."""
-    reading = Reading()
-    olds, news = (
-        dict(totals_of(_lines(path, reading)).numbers()) for path in (before, after)
-    )
+    runs = [(path, Reading()) for path in (before, after)]
+    olds, news = (dict(totals_of(_lines(*run)).numbers()) for run in runs)
+    notes = [f"{path}: {note}" for path, reading in runs for note in reading.notes()]
     names = [*olds, *(name for name in news if name not in olds)]
     rows = [(name, olds.get(name), news.get(name)) for name in names]
     if as_json:
         told = [{"name": name, "a": old, "b": new} for name, old, new in rows]
-        say_json({"v": 1, "a": str(before), "b": str(after), "numbers": told})
+        answer = {"v": 1, "a": str(before), "b": str(after), "numbers": told}
+        say_json(answer | {"notes": notes})
         return
     shown = [
         (name, *map(number_text, (old, new)), change_text(old, new))
         for name, old, new in rows
     ]
     console().print(table("", ("", "A", "B", "change"), shown))
-    say_notes(reading.notes())
+    say_notes(notes)
 
 
 @trace.command(
@@ -213,7 +213,7 @@ def timeline(
     notes = [*reading.notes(), *collected.notes()]
     drawing = draw(lives_of(collected), notes)
     if not drawing.bars:
-        raise NoLogError(f"{path} tells of no such request and no ticket")
+        raise _nothing(f"{path} tells of no such request and no ticket", reading)
     if output is not None:
         with writing(output):
             output.write_text(page_of(drawing), encoding="utf-8")
@@ -233,8 +233,7 @@ def timeline(
 
 def _lines(path: Path, reading: Reading) -> Iterator[Line]:
     """Yield the lines of a log; shows progress where somebody looks."""
-    files, before = find_logs(path), reading.lines
-    done = 0
+    files, done = find_logs(path), 0
     with progress("read", sum(file.nbytes for file in files)) as tell:
 
         def advance(nbytes: int) -> None:
@@ -243,8 +242,13 @@ def _lines(path: Path, reading: Reading) -> Iterator[Line]:
             tell(done)
 
         yield from read_logs(files, reading, advance)
-    if reading.lines == before:
-        raise NoLogError(f"{path} has no line of a log of ucm")
+    if not reading.lines:
+        raise _nothing(f"{path} has no line of a log of ucm", reading)
+
+
+def _nothing(problem: str, reading: Reading) -> NoLogError:
+    """Return that nothing was found, and what was passed over, which may have had it."""
+    return NoLogError("; ".join((problem, *reading.notes())))
 
 
 def _names(line: Line, request_id: str) -> bool:
@@ -266,7 +270,7 @@ def _one_request(
     lives = exact or lives
     names = sorted({life.request_id for life in lives})
     if not lives:
-        raise NoLogError(f"no line of {path} tells of a request {request_id}")
+        raise _nothing(f"no line of {path} tells of a request {request_id}", reading)
     if len(names) > 1:
         some = ", ".join(names[:_MOST_NAMED])
         raise click.UsageError(f"{len(names)} requests begin so, such as {some}")
