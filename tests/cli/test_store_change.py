@@ -97,7 +97,14 @@ class TestRm:
         assert [True] * 5 == left(path)
 
     @pytest.mark.parametrize(
-        "words", [(), ("--all", "--prefix", "02"), ("--salt", "x")]
+        "words",
+        [
+            (),
+            ("--all", "--prefix", "02"),
+            ("--salt", "x"),
+            ("--keyspace", "", "--prefix", "02"),  # of a variable that is not set
+            ("--keyspace", "", "--all"),
+        ],
     )
     def test_unclear_call_changes_nothing(self, path, capsys, words):
         """Who does not say which blocks, or contradicts himself, removes none."""

@@ -237,10 +237,11 @@ class TestHarmless:
                 assert 0 == tell(capsys, "store", "ls", root, "--keys")[0]
                 assert 0 == tell(capsys, "store", "stat", root)[0]
 
+    @pytest.mark.parametrize("verb", ["ls", "stat"])
     @pytest.mark.parametrize("digits", ["", "xyz", "00" * 90, "0 0", "-"])
-    def test_key_that_is_none_is_refused(self, path, capsys, digits):
+    def test_key_that_is_none_is_refused(self, path, capsys, digits, verb):
         """A key is hexadecimal, and as long as keys are."""
-        code, _, complaint = tell(capsys, "store", "ls", path, "--key", digits)
+        code, _, complaint = tell(capsys, "store", verb, path, "--key", digits)
         assert (USAGE, 1) == (code, complaint.count("\n"))
 
     @pytest.mark.parametrize("digits", [CHAT.digest.hex()[:3], "fffff", "xyz" * 30])

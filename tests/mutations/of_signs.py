@@ -138,4 +138,14 @@ SIGNS = (
             "tests/cli/test_trace.py::test_what_could_not_be_read_is_said_where_nothing_was_found",
         ),
     ),
+    Mutant(
+        name="empty_key_space_is_all",
+        why="A script whose variable is not set deletes the blocks of all models.",
+        file="ucm/cli/store/choose.py",
+        find="if self.keyspace is not None:",
+        replace="if self.keyspace:",
+        killers=(
+            "tests/cli/test_store_change.py::TestRm::test_unclear_call_changes_nothing",
+        ),
+    ),
 )

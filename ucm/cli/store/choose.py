@@ -134,7 +134,7 @@ class Wanted:
 
     key: Sequence[str]
     prefix: Sequence[str]
-    keyspace: str
+    keyspace: str | None
     prompt: BinaryIO | None
     salt: str
 
@@ -147,7 +147,7 @@ class Wanted:
             StoreError: The prompt cannot be read.
         """
         digest, text = b"", None
-        if self.keyspace:
+        if self.keyspace is not None:  # empty is none of ours, not all
             digest, text = keyspace_named(survey, self.keyspace)
         if self.prompt is None and self.salt:
             raise click.UsageError("--salt is of a --prompt")
@@ -170,7 +170,7 @@ def choosing(command: Callable[..., _T]) -> Callable[..., _T]:
         *,
         key: Sequence[str],
         prefix: Sequence[str],
-        keyspace: str,
+        keyspace: str | None,
         prompt: BinaryIO | None,
         salt: str,
         **others: object,
@@ -186,7 +186,7 @@ def choosing(command: Callable[..., _T]) -> Callable[..., _T]:
 _OPTIONS = (
     click.option("--key", multiple=True, help="The block of this packed key; hex."),
     click.option("--prefix", multiple=True, help="Those whose key begins so; hex."),
-    click.option("--keyspace", default="", help="Those of a key space: its digest."),
+    click.option("--keyspace", help="Those of a key space: its digest."),
     click.option(
         "--prompt",
         type=click.File("rb"),

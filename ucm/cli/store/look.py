@@ -195,9 +195,9 @@ def _key_row(blocks: Blocks, at: int) -> dict[str, Any]:
 
 @click.command(epilog=examples("ucm store stat /dev/shm/ucm"))
 @click.argument("path", type=_PATH)
-@click.option("--key", default="", help="Of one block instead: its packed key in hex.")
+@click.option("--key", help="Of one block instead: its packed key in hex.")
 @json_option
-def stat(path: Path, *, key: str, as_json: bool) -> int:
+def stat(path: Path, *, key: str | None, as_json: bool) -> int:
     """
     Tell how the slab in PATH is doing: occupancy, classes, extents, memory, locks, users.
 
@@ -205,7 +205,7 @@ def stat(path: Path, *, key: str, as_json: bool) -> int:
     if it is not stored.
     """
     with SlabSurvey(path) as survey:
-        if key:
+        if key is not None:
             return _stat_key(survey, hex_bytes(key, "key"), as_json=as_json)
         facts = facts_of(survey)
     if as_json:
