@@ -147,6 +147,17 @@ class TestLoss:
         assert 0 == file.write("jkl\n")
         assert "abc\njkl\n" == path.read_text()
 
+    def test_line_at_which_a_former_process_was_killed_spoils_no_other_one(
+        self, path, opened
+    ):
+        """A container's process has the same number each time: the first line of the next stands alone."""
+        opened(max_bytes=1000).write("a\n")
+        opened(max_bytes=1000).write("b\n")
+        with path.open("a") as file:
+            file.write("cut o")
+        opened(max_bytes=1000).write("c\n")
+        assert "a\nb\ncut o\nc\n" == path.read_text()
+
     def test_closed_file_is_closed_once(self, opened):
         """X-07: and its number, which may be another file's by then, left alone."""
         file = opened()

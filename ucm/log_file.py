@@ -16,7 +16,7 @@ from typing import Final
 
 __all__ = ["RotatingFile"]
 
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _NONE: Final = -1
 _NEWLINE: Final = ord("\n")
 
@@ -40,7 +40,8 @@ class RotatingFile:
         self._files = files
         self._is_torn = False
         """Whether the last line is not whole, and none may stand beside it."""
-        self._descriptor = self._open()
+        self._descriptor = _NONE
+        self._open()
 
     def write(self, text: str) -> int:
         """Write lines; return how many are lost: no disk, or no room on it."""
@@ -65,9 +66,12 @@ class RotatingFile:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
-    def _open(self) -> int:
+    def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return os.open(self._path, _FLAGS, 0o600)
+        self._descriptor = os.open(self._path, _FLAGS, 0o600)
+        nbytes = os.fstat(self._descriptor).st_size  # of who had our number before
+        last = os.pread(self._descriptor, 1, nbytes - 1) if nbytes else b"\n"
+        self._is_torn = last != b"\n"
 
     def _parts(self, text: str) -> Iterator[bytes]:
         """Yield the lines together as far as they fit into a file."""
@@ -96,7 +100,7 @@ class RotatingFile:
                 self.close()
                 self._put_aside()
         if self._descriptor == _NONE:
-            self._descriptor = self._open()
+            self._open()
 
     def _is_there(self, ours: os.stat_result) -> bool:
         try:
