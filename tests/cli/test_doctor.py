@@ -287,6 +287,19 @@ class TestModel:
             assert any(told in text for text in texts)
             assert any("fill it in" in text for text in texts)
 
+    def test_type_of_the_cache_without_a_size_leaves_all_else_looked_at(self, tmp_path):
+        """An engine knows types of which nobody here knows the size: that is no setting that cannot be used."""
+        (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+        options = ("--kv-cache-dtype", "int8_per_token_head", "--no-trial")
+        transfer = engine(tmp_path / "slab", capacity=1 << 20)
+        told = call(
+            "doctor", tmp_path, *options, "--kv-transfer-config", transfer, "--json"
+        )
+        checks = {each["check"]: each for each in told.json()["findings"]}
+        assert "int8_per_token_head" in checks["capacity"]["text"]
+        assert "note" == checks["capacity"]["severity"]
+        assert {"engine", "hashes", "store"} <= checks.keys()
+
     def test_model_that_cannot_be_read_ends_the_call(self, tmp_path):
         """A name of a hub is not a directory: nothing is downloaded."""
         told = call("doctor", tmp_path / "missing")

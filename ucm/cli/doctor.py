@@ -24,6 +24,7 @@ from ucm.doctor.sizing import (
     Deployment,
     ModelFacts,
     Sizes,
+    UnsizedError,
     check_sizes,
     model_of,
     sizes_of,
@@ -91,14 +92,14 @@ def doctor(
     given = read_given(file, transfer)
     engine = _Engine.of(given, {key: options[key] for key in options if options[key]})
     sized = engine.sizes(model)
-    block_bytes = sized[1].block_bytes if sized else 0
+    block_bytes = 0 if isinstance(sized, Finding) else sized[1].block_bytes
     config = given.configuration.config
     with console(stderr=True).status("Looking"):  # on a terminal only
         findings = [
             *check_engine(engine.facts),
             *check_machine(gather_machine(), config),
             *_check_store(config.store, sized, tokens_per_second, tries=not no_trial),
-            *(engine.assumed() if sized else ()),
+            *(engine.assumed() if block_bytes else ()),
             *_check_tiers(config, (*config.tiers, *map(_mapping, tiers)), block_bytes),
             *_refused(
                 "queue", lambda: config.queue.check_holds(block_bytes, "a block")
@@ -152,16 +153,24 @@ class _Engine:
                 "If the engine's log has another block_size, say it with --block-size.",
             )
 
-    def sizes(self, model: str | None) -> tuple[ModelFacts, Sizes] | None:
+    def sizes(self, model: str | None) -> "tuple[ModelFacts, Sizes] | Finding":
         """
-        Return what blocks need; None if the model is not here, or none was named.
+        Return what blocks need; why nobody can say it, of a model that is not here too.
 
         Raises:
             ConfigFileError: The model that was named cannot be read.
         """
         if model is None and not Path(self.model, "config.json").is_file():
-            return None
-        facts = model_of(Path(model or self.model), self.how.kv_dtype)
+            return note(
+                "capacity",
+                "no model was named, so nobody can say what fits",
+                "Name the model's local directory.",
+            )
+        try:
+            facts = model_of(Path(model or self.model), self.how.kv_dtype)
+        except UnsizedError as exc:
+            text = f"{exc.key}={exc.shown}: {exc.problem}"
+            return note("capacity", text, exc.remedy)
         return facts, sizes_of(facts, self.how)
 
 
@@ -189,7 +198,7 @@ def _block_size_of(packages: Mapping[str, str]) -> int:
 
 def _check_store(
     store: StoreConfig,
-    sized: tuple[ModelFacts, Sizes] | None,
+    sized: tuple[ModelFacts, Sizes] | Finding,
     tokens_per_second: float,
     *,
     tries: bool,
@@ -199,7 +208,7 @@ def _check_store(
         unknown = _refused("store", lambda: check_store_type(store))
         yield from unknown or [_unseen(store.type)]
         return
-    block_bytes = sized[1].block_bytes if sized else None
+    block_bytes = None if isinstance(sized, Finding) else sized[1].block_bytes
     asked = _ask(store, block_bytes)
     if asked is None:
         remedy = "Look at the mount; an engine would wait for it as well."
@@ -210,18 +219,14 @@ def _check_store(
     if tries and seen.rooms:
         is_free = not (seen.problems or seen.data_bytes)
         yield _try(directory, Path(store.path) if is_free else None)
-    if sized is not None:
+    if isinstance(sized, Finding):
+        yield sized
+    else:
         yield from check_sizes(
             *sized,
             capacity=store.capacity,
             num_slots=seen.num_slots,
             tokens_per_second=tokens_per_second,
-        )
-    else:
-        yield note(
-            "capacity",
-            "no model was named, so nobody can say what fits",
-            "Name the model's local directory.",
         )
 
 

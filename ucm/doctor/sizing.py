@@ -18,7 +18,15 @@ from ucm.doctor.findings import Finding, fine, note, warning, wrong
 from ucm.errors import ConfigError, ConfigFileError
 from ucm.settings import size_text
 
-__all__ = ["Deployment", "ModelFacts", "Sizes", "check_sizes", "model_of", "sizes_of"]
+__all__ = [
+    "Deployment",
+    "ModelFacts",
+    "Sizes",
+    "UnsizedError",
+    "check_sizes",
+    "model_of",
+    "sizes_of",
+]
 
 _MOST_BYTES: Final = 4 << 20
 _PAGE: Final = 4096
@@ -38,6 +46,10 @@ _PAGED: Final = (
 )
 _STATE: Final = ("linear_attention", "mamba", "recurrent", "conv")
 _MOST: Final = 1 << 20
+
+
+class UnsizedError(ConfigError):
+    """A type of the cache, which engines may well know, has elements of unknown size."""
 
 
 @attrs.frozen(kw_only=True)
@@ -100,11 +112,12 @@ def model_of(path: Path, kv_dtype: str = "auto") -> ModelFacts:
 
     Raises:
         ConfigFileError: It cannot be read, or does not say what is needed.
-        ConfigError: Nobody knows that type of the cache.
+        UnsizedError: Nobody here knows how large an element of that type of the cache is.
     """
     if kv_dtype != "auto" and kv_dtype not in _DTYPES:
-        remedy = f"Use auto or one of {[*_DTYPES]}."
-        raise ConfigError("kv-cache-dtype", kv_dtype, "unknown value", remedy)
+        problem = "nobody here knows the size of its elements, so not what fits"
+        remedy = f"Known are auto and {[*_DTYPES]}; of others the engine's log says it."
+        raise UnsizedError("kv-cache-dtype", kv_dtype, problem, remedy)
     file = path / "config.json" if path.is_dir() else path
     told = _read(file)
     inner = told.get("text_config")
