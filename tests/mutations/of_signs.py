@@ -158,4 +158,14 @@ SIGNS = (
             "tests/test_log_file.py::TestLoss::test_line_at_which_a_former_process_was_killed_spoils_no_other_one",
         ),
     ),
+    Mutant(
+        name="miss_of_another_engine",
+        why="R-71: a request that one engine computed and another loaded is said to have missed in the second.",
+        file="ucm/story/lives.py",
+        find="for life in told or newest if",
+        replace="for life in newest if",
+        killers=(
+            "tests/story/test_lives.py::TestJoin::test_a_miss_is_of_the_engine_that_told_of_it",
+        ),
+    ),
 )

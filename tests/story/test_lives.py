@@ -57,6 +57,20 @@ class TestJoin:
         assert ["evicted", "not_committed"] == [each.reason for each in life.missed]
         assert [1, 2] == [ticket.number for ticket in life.tickets]
 
+    def test_a_miss_is_of_the_engine_that_told_of_it(self):
+        """One engine computes a prompt, and another one that has the request by the same name loads it."""
+        told = [
+            (missed("r1", 0.01), "scheduler-1"),
+            (ended("r1", 0.0, 0.5), "scheduler-1"),
+            (line("prefix.matched", 0.41, request_id="r1"), "scheduler-2"),
+            (ended("r1", 0.4, 0.9), "scheduler-2"),
+        ]
+        first, second = lives_of(
+            collect(parse(json.dumps(each).encode(), who) for each, who in told)
+        )
+        assert (1, None) == (len(first.missed), first.matched)
+        assert ([], True) == (second.missed, second.matched is not None)
+
     def test_a_shared_ticket_is_in_each_life(self):
         """Short prompts are saved together."""
         both = lives(ended("r1"), ended("r2"), settled("r1", requests=["r1", "r2"]))

@@ -5,7 +5,9 @@ Puts together what belongs to one life of a request, over all processes.
 A life is what one ``request.ended`` is about: a request from its first look-up until nothing
 of it was open, in all the times that it had blocks. Other lines name a request, and some the
 number of a time that it had blocks: they go to what ended with that number, or else to the
-last that had begun by then, because ids and numbers come again after a restart.
+last that had begun by then, because ids and numbers come again after a restart. Engines may
+have one request at once, as one that computes a prompt and one that goes on: what a scheduler
+told goes to what it said has ended.
 """
 
 import bisect
@@ -128,5 +130,6 @@ def _of(
         return candidates.add(Life(request_id, number or 0), line.when_s)
     begun = bisect.bisect_right(candidates.begins, line.when_s + _SKEW_S)
     newest = candidates.lives[max(0, begun - _LOOKED_AT) : begun]
-    same = [life for life in newest if life.number == number]
-    return (same or newest or candidates.lives[:1])[-1]
+    told = [life for life in newest if life.process == line.process]  # no worker has
+    same = [life for life in told or newest if life.number == number]
+    return (same or told or newest or candidates.lives[:1])[-1]
