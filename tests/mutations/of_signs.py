@@ -162,8 +162,8 @@ SIGNS = (
         name="miss_of_another_engine",
         why="R-71: a request that one engine computed and another loaded is said to have missed in the second.",
         file="ucm/story/lives.py",
-        find="for life in told or newest if",
-        replace="for life in newest if",
+        find="    own = own or newest",
+        replace="    own = newest",
         killers=(
             "tests/story/test_lives.py::TestJoin::test_a_miss_is_of_the_engine_that_told_of_it",
         ),

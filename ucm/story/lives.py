@@ -130,6 +130,7 @@ def _of(
         return candidates.add(Life(request_id, number or 0), line.when_s)
     begun = bisect.bisect_right(candidates.begins, line.when_s + _SKEW_S)
     newest = candidates.lives[max(0, begun - _LOOKED_AT) : begun]
-    told = [life for life in newest if life.process == line.process]  # no worker has
-    same = [life for life in told or newest if life.number == number]
-    return (same or told or newest or candidates.lives[:1])[-1]
+    own = [life for life in newest if life.process == line.process]
+    own = own or newest  # whose a worker is no line says
+    same = [life for life in own if life.number == number]
+    return (same or own or candidates.lives[:1])[-1]
