@@ -4,6 +4,8 @@
 import contextlib
 import io
 import os
+import pty
+import sys
 import tempfile
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from tests.cli.store_kit import CHAT, keys_of, snapshot
 from tests.stores.slab_kit import open_slab
 from ucm.cli.main import UNREADABLE, USAGE, main
-from ucm.testing.store_blocks import save
+from ucm.testing.store_blocks import make_keys, save
 
 CHATS = keys_of(CHAT, list(range(12)))
 
@@ -152,3 +154,15 @@ def test_what_this_user_may_not_read_is_unreadable(words):
             os.chmod(f"{name}/others", 0o700)
     assert (UNREADABLE, "others" in complaint) == (code, True), complaint
     assert "Traceback" not in complaint
+
+
+def test_export_is_not_written_to_a_terminal(tmp_path, monkeypatch):
+    """It obeys what stands in the bytes of a block, and nobody reads them there."""
+    with open_slab(tmp_path / "slab") as store:
+        save(store, make_keys(1))
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        code = main(["store", "export", str(tmp_path / "slab"), "-"])
+    os.close(ours)
+    assert USAGE == code

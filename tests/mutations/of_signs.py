@@ -168,4 +168,14 @@ SIGNS = (
             "tests/story/test_lives.py::TestJoin::test_a_miss_is_of_the_engine_that_told_of_it",
         ),
     ),
+    Mutant(
+        name="export_written_to_a_terminal",
+        why="R-71: a terminal obeys what stands in the bytes of a block.",
+        file="ucm/cli/store/move.py",
+        find="if sys.stdout.isatty():",
+        replace="if sys.stdout.closed:",
+        killers=(
+            "tests/cli/test_store_hostile.py::test_export_is_not_written_to_a_terminal",
+        ),
+    ),
 )

@@ -166,6 +166,8 @@ def _opened(file: Path, stack: contextlib.ExitStack) -> ExportReader:
 def _written(file: Path, *, force: bool) -> Iterator[BinaryIO]:
     """Open a file for writing that gets its name when all of it is written."""
     if _is_dash(file):
+        if sys.stdout.isatty():  # it would obey what happens to stand in a block
+            raise click.UsageError("standard output is a terminal: name a file")
         yield sys.stdout.buffer
         return
     if file.exists() and not file.is_file():  # a device would be gone for everybody
