@@ -4,6 +4,10 @@
 import contextlib
 import io
 import json
+import os
+import pty
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +54,30 @@ def test_table_has_a_column_for_each_policy(trace, capsys):
         line.split() for line in said.splitlines() if "optimal" in line
     )
     assert "33.33%" in said
+
+
+def test_reading_is_shown_on_a_terminal(trace, monkeypatch):
+    """A long trace is read for a minute before anything of it is replayed."""
+    ours, theirs = pty.openpty()
+    seen = bytearray()
+
+    def look() -> None:
+        with contextlib.suppress(OSError):  # its other end is closed
+            while piece := os.read(ours, 65536):
+                seen.extend(piece)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    with os.fdopen(theirs, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        patch.setenv("TERM", "xterm")
+        patch.setenv("COLUMNS", "100")
+        assert 0 == main(["replay", str(trace)])
+    looking.join()
+    os.close(ours)
+    size = trace.stat().st_size
+    assert f"{size}/{size} bytes" in seen.decode()
+    assert b"replayed" in seen
 
 
 def test_trace_that_would_not_fit_into_memory_is_refused(trace, capsys):

@@ -81,7 +81,8 @@ def replay(
         raise click.UsageError("--capacity needs --block-bytes, the bytes of one block")
     if any(each < (block_bytes or 0) for each in capacity):
         raise click.UsageError("--capacity holds no block of --block-bytes")
-    loaded = read(trace, block_tokens, most_blocks)
+    with progress("read", trace.stat().st_size) as tell:
+        loaded = read(trace, block_tokens, most_blocks, tell)
     sizes = sorted({each // (block_bytes or 1) for each in capacity})
     sizes = sizes or usual_capacities(loaded)
     names = list(dict.fromkeys(policy))

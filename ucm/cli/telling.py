@@ -104,12 +104,14 @@ def progress(
     Yields:
         What is to be told how much is done by now.
     """
+    if not sys.stderr.isatty():
+        yield lambda so_far: None  # of each line of a log: it is to cost nothing
+        return
     done = DownloadColumn(binary_units=True) if is_bytes else MofNCompleteColumn()
     with Progress(
         *(TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn()),
         console=console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
     ) as shown:
         task = shown.add_task(what, total=total or None)
         yield lambda so_far: shown.update(task, completed=so_far)

@@ -8,7 +8,7 @@ blocks behind equal blocks, so that a number has one predecessor wherever it sta
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -82,7 +82,12 @@ class Trace:
 # -- files -------------------------------------------------------------------------
 
 
-def read(path: Path, block_tokens: int, most_blocks: int = _MOST_BLOCKS) -> Trace:
+def read(
+    path: Path,
+    block_tokens: int,
+    most_blocks: int = _MOST_BLOCKS,
+    told: Callable[[int], None] = lambda so_far: None,
+) -> Trace:
     """
     Read a trace; all of it is kept in memory, about 200 bytes a block.
 
@@ -90,6 +95,7 @@ def read(path: Path, block_tokens: int, most_blocks: int = _MOST_BLOCKS) -> Trac
         path: The file.
         block_tokens: Of a whole block.
         most_blocks: Of all requests together.
+        told: Called with each line, with how many bytes were read.
 
     Raises:
         TraceError: It cannot be read, or is none; names the line.
@@ -97,8 +103,10 @@ def read(path: Path, block_tokens: int, most_blocks: int = _MOST_BLOCKS) -> Trac
     stamps: list[float] = []
     prompts: list[tuple[int, tuple[int, ...]]] = []
     before: dict[int, object] = {}
-    num_blocks = 0
+    num_blocks = num_bytes = 0
     for number, line in enumerate(_lines(path), start=1):
+        num_bytes += len(line)  # of ASCII, as JSON is mostly
+        told(num_bytes)
         try:
             stamp, num_tokens, blocks = _parse(line, block_tokens)
             _check_prefix(blocks, before)
