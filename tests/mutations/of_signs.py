@@ -178,4 +178,14 @@ SIGNS = (
             "tests/cli/test_store_hostile.py::test_export_is_not_written_to_a_terminal",
         ),
     ),
+    Mutant(
+        name="only_the_last_hit_told",
+        why="R-71: the load that a preempted request had before is not in its story.",
+        file="ucm/story/told.py",
+        find="for matched in life.matched:",
+        replace="for matched in life.matched[-1:]:",
+        killers=(
+            "tests/story/test_told.py::TestSummary::test_each_time_in_memory_has_its_hit",
+        ),
+    ),
 )

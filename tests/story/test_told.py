@@ -84,6 +84,20 @@ class TestSummary:
         over = summary_of(life_of(match, ended(hit_tokens=places)))
         assert [f"Found: {found}."] == over[1:]
 
+    def test_each_time_in_memory_has_its_hit(self):
+        """Who was preempted is looked up again: the load that it had before is no less a part of its story."""
+        hits = [
+            line("prefix.matched", at, request_id="r1", external_tokens=tokens)
+            | {"hit_tokens": {place: tokens}}
+            for at, tokens, place in ((0.1, 16, "disk"), (0.5, 64, "slab"))
+        ]
+        running = life_of(*hits)
+        assert "Found: 64 tokens in slab, 16 tokens in disk." == summary_of(running)[1]
+        told = happenings_of(life_of(*hits, ended(preemptions=1, life=2)))
+        assert ["began", "matched", "matched", "finished"] == [
+            each.what for each in told
+        ]
+
     def test_what_went_wrong_is_said(self):
         """Preemption, a failed load and a miss each have a sentence."""
         life = life_of(

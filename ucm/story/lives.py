@@ -11,6 +11,7 @@ told goes to what it said has ended.
 """
 
 import bisect
+from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
@@ -42,14 +43,15 @@ class Life:
     number: int = 0
     process: str = ""
     ended: Ended | None = None
-    matched: Matched | None = None
+    matched: list[Matched] = attrs.Factory(list)
     missed: list[Missed] = attrs.Factory(list)
     tickets: list[Settled] = attrs.Factory(list)
 
     def lines(self) -> Iterator[Line]:
         """Yield all that was told of it."""
-        told: tuple[Line | None, ...] = (self.ended, self.matched)
-        yield from filter(None, told)
+        if self.ended is not None:
+            yield self.ended
+        yield from self.matched
         yield from self.missed
         yield from self.tickets
 
@@ -75,8 +77,12 @@ class Life:
     @property
     def hit_tokens(self) -> dict[str, int]:
         """Tokens that were found, by where they were; none where no line says so."""
-        told = self.matched if self.ended is None else self.ended
-        return {} if told is None else told.hit_tokens
+        if self.ended is not None:
+            return self.ended.hit_tokens
+        found: Counter[str] = Counter()
+        for matched in self.matched:
+            found.update(matched.hit_tokens)
+        return dict(found)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -100,7 +106,7 @@ def lives_of(collected: Collected) -> list[Life]:
     for missed in collected.missed.lines():
         _of(known, missed, missed.request_id, missed.life).missed.append(missed)
     for matched in collected.matched.lines():
-        _of(known, matched, matched.request_id, matched.life).matched = matched
+        _of(known, matched, matched.request_id, matched.life).matched.append(matched)
     for ticket in collected.settled.lines():
         for owner in ticket.owners:
             _of(known, ticket, owner, ticket.generation).tickets.append(ticket)

@@ -107,7 +107,7 @@ def happenings_of(life: Life, others: Iterable[Other] = ()) -> list[Happening]:
 
 
 def _from_scheduler(life: Life) -> Iterator[Happening]:
-    ended, matched = life.ended, life.matched
+    ended = life.ended
     if ended is not None and ended.began_s is not None:
         yield Happening(ended.began_s, ended.process, "began", "first look-up")
     for missed in life.missed:
@@ -120,7 +120,7 @@ def _from_scheduler(life: Life) -> Iterator[Happening]:
             f"{missed.reason}: {explained.meaning} {detail}"
         )
         yield Happening(missed.timestamp_s, missed.process, "missed", text.rstrip())
-    if matched is not None:
+    for matched in life.matched:
         text = (
             f"{matched.external_tokens} tokens are to be loaded, "
             f"{matched.computed_tokens} were in the engine's own cache"
