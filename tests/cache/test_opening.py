@@ -24,6 +24,7 @@ from tests.cache.kit import (
     our_threads,
     run,
 )
+from ucm.cache import opening
 from ucm.cache.opening import ENGINES_ONLY
 from ucm.config import UCMConfig
 from ucm.configuration.sources import flat
@@ -169,12 +170,17 @@ class TestRefusals:
             keys = ucm.PrefixHasher(theirs, 16).keys([0, *range(1, 32)])
             assert 0 == cache.match(keys)
 
-    def test_store_with_smaller_slots_is_refused(self) -> None:
-        """Before the first save fails; and it is closed."""
+    @pytest.mark.parametrize("is_given", [True, False])
+    def test_store_with_smaller_slots_is_refused(
+        self, monkeypatch: pytest.MonkeyPatch, *, is_given: bool
+    ) -> None:
+        """Before the first save fails; and it is closed, whoever opened it."""
         store = MemoryStore(4, LAYOUT.max_block_bytes - 1)
+        monkeypatch.setattr(opening, "open_store", lambda *_, **__: store)
+        given = store if is_given else None
         with pytest.raises(ConfigError, match="block_bytes"):
             ucm.blocking.open(
-                {}, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE, store=store
+                {}, layout=LAYOUT, device=pool_of(), keyspace=KEYSPACE, store=given
             )
         with pytest.raises(StoreUnavailableError):
             store.stats()
