@@ -7,7 +7,7 @@ import threading
 import anyio
 import pytest
 
-from ucm.backends._crew import Crew, _Batch
+from ucm.backends._crew import Crew
 from ucm.testing.faults import Gate
 
 pytestmark = pytest.mark.asyncio
@@ -133,20 +133,25 @@ class TestRoom:
         assert [True] * 50 == together
         assert await crew.aclose()
 
-    async def test_thread_that_comes_late_to_a_call_waits_for_no_room(self):
-        """All that it was to do is done: it goes on to others, which need no room."""
-        crew, gate, results = Crew(2, "crew", most_bytes=1), Gate(), ["not begun"]
+    async def test_thread_for_which_no_item_is_left_waits_for_no_room(self):
+        """It goes on to others, which need none."""
+        crew, results = Crew(2, "crew", most_bytes=1), ["not begun"]
+        first, last = Gate(), Gate()
 
         async def fill():
-            await crew.run([None], lambda _: gate(), [None], nbytes=1)
+            gates = [first, last]
+            await crew.run(gates, lambda gate: gate(), [None] * 2, nbytes=1)
 
         async with anyio.create_task_group() as group:
             group.start_soon(fill)
-            await reached(gate)
-            crew._queue.put(_Batch([], print, [], nbytes=1))  # a share that was left
+            await reached(first)
+            while not crew._room._turn.locked():  # the other thread waits for room
+                await anyio.lowlevel.checkpoint()
+            first.open()
+            await reached(last)
             with anyio.move_on_after(60):
                 await crew.run([None], lambda _: "begun", results)
-            gate.open()
+            last.open()
         assert ["begun"] == results
         assert await crew.aclose()
 

@@ -160,10 +160,10 @@ CUT = (
         name="late_thread_waits_for_room",
         why="Deletions of a drive wait until blocks are moved that others move already.",
         file="ucm/backends/_crew.py",
-        find="while not batch.is_begun and self._room",
-        replace="while self._room",
+        find="self._next + self._num_entered < len",
+        replace="self._next < len",
         killers=(
-            f"{_CREW}::TestRoom::test_thread_that_comes_late_to_a_call_waits_for_no_room",
+            f"{_CREW}::TestRoom::test_thread_for_which_no_item_is_left_waits_for_no_room",
         ),
     ),
     Mutant(

@@ -60,6 +60,8 @@ class _Batch(Generic[_Item, _T]):
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._next = 0
+        self._num_entered = 0
+        """Who will begin with an item each, as soon as there is room for it."""
         self.num_working = 0
         self.gate = Gate()
         """To the memory of whoever waits for it."""
@@ -69,7 +71,19 @@ class _Batch(Generic[_Item, _T]):
 
     def step(self) -> bool:
         """Work on one item, on a thread; return whether others are left."""
+        return self.enter() and self.proceed()
+
+    def enter(self) -> bool:
+        """Return whether an item is left for one more thread, which goes on with ``proceed`` then."""
         with self._lock:
+            is_left = self._next + self._num_entered < len(self._items)
+            self._num_entered += is_left
+            return is_left
+
+    def proceed(self) -> bool:
+        """Work on one item, having entered; return whether others are left."""
+        with self._lock:
+            self._num_entered -= 1
             at = self._next
             if at >= len(self._items):
                 return False
@@ -123,15 +137,20 @@ class _Room:
         self._turn = threading.Lock()
         self._changed = threading.Condition()
 
-    def within(self, nbytes: int, step: Callable[[], bool]) -> bool:
-        """Make a step as there is room; without a deadline: whoever waits works on nothing yet."""
-        if not (wanted := min(nbytes, self._size)):
-            return step()
+    def within(self, batch: _Batch[Any, Any]) -> bool:
+        """
+        Work on one item as there is room; return whether others are left.
+
+        Without a deadline: whoever waits works on nothing yet. Nobody waits whom no item is left for.
+        """
+        wanted = min(batch.nbytes, self._size)
+        if not wanted or not batch.enter():
+            return not wanted and batch.step()
         with self._turn, self._changed:
             self._changed.wait_for(lambda: self._left >= wanted)
             self._left -= wanted
         try:
-            return step()
+            return batch.proceed()
         finally:
             with self._changed:
                 self._left += wanted
@@ -313,8 +332,7 @@ class Crew:
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
             self._at.batch = batch
-            # A share of what others are through with waits for no room.
-            while not batch.is_begun and self._room.within(batch.nbytes, batch.step):
+            while self._room.within(batch):
                 if not self._queue.empty():  # else nobody waits, and nobody need wake
                     self._queue.put(batch)
                     break
