@@ -28,6 +28,14 @@ DOORS = (
         killers=(f"{_GREETING}::test_other_handshakes_go_before_ours",),
     ),
     Mutant(
+        name="handshake_of_stages_to_all",
+        why="A child of MultiConnector that knows of no stages gets it, and the engine does not start.",
+        file="ucm/integration/vllm/messages.py",
+        find="    if stages == 1:\n",
+        replace="    if stages:\n",
+        killers=(f"{_GREETING}::test_other_handshakes_go_before_ours",),
+    ),
+    Mutant(
         name="no_fence_in_the_worker",
         why="The forward pass overwrites blocks that a save still reads.",
         file=_WORKER,

@@ -93,20 +93,21 @@ class Greeter:
 class TestGreeting:
     def test_other_handshakes_go_before_ours(self, monkeypatch):
         """S1-19: the engine passes the first child's handshake on to all, and who has one of
-        its own does not start with ours; nobody else keeps ours from its scheduler."""
+        its own does not start with ours, nor, in stages, who has none; nobody else keeps ours
+        from its scheduler."""
         own, other = (object.__new__(UCMConnector) for _ in range(2))
         wrapper = Greeter()
         wrapper._ucm_engine = own
-        assert may_greet(own)  # in no engine
+        assert may_greet(own, 2)  # in no engine
         monkeypatch.setattr(messages, "has_kv_transfer_group", lambda: True)
         for group, expected in (
-            (own, True),
-            (wrapper, True),
-            (SimpleNamespace(_connectors=[own, Silent()]), True),
-            (SimpleNamespace(_connectors=[other, own]), True),
-            (SimpleNamespace(_connectors=[wrapper, other]), True),
-            (SimpleNamespace(_connectors=[own, Greeter()]), False),
-            (SimpleNamespace(_connectors=[Greeter(), own]), False),
+            (own, (True, True)),
+            (wrapper, (True, True)),
+            (SimpleNamespace(_connectors=[own, Silent()]), (True, False)),
+            (SimpleNamespace(_connectors=[other, own]), (True, True)),
+            (SimpleNamespace(_connectors=[wrapper, other]), (True, True)),
+            (SimpleNamespace(_connectors=[own, Greeter()]), (False, False)),
+            (SimpleNamespace(_connectors=[Greeter(), own]), (False, False)),
         ):
             monkeypatch.setattr(messages, "get_kv_transfer_group", lambda it=group: it)
-            assert expected == may_greet(own), group
+            assert expected == (may_greet(own, 1), may_greet(own, 2)), group

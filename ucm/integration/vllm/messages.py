@@ -87,16 +87,18 @@ class RankHandshake(KVConnectorHandshakeMetadata):
             raise MessageError(f"damaged handshake: {exc}") from exc
 
 
-def may_greet(own: KVConnectorBase_V1) -> bool:
+def may_greet(own: KVConnectorBase_V1, stages: int) -> bool:
     """
     Return whether the engine may be given the handshake of a worker's connector.
 
     Of several children MultiConnector passes the first one's on, to all of them, and who has a
-    handshake of its own, as NixlConnector, ends the start at another's. Ours comes with the
-    first report as well.
+    handshake of its own, as NixlConnector, ends the start at another's; of several pipeline
+    stages, so does who has none. Ours comes with the first report as well.
     """
     group = get_kv_transfer_group() if has_kv_transfer_group() else None
-    usual = KVConnectorBase_V1.get_handshake_metadata, type(own).get_handshake_metadata
+    usual = {type(own).get_handshake_metadata}
+    if stages == 1:
+        usual.add(KVConnectorBase_V1.get_handshake_metadata)
     others = (
         child
         for child in getattr(group, "_connectors", ())
