@@ -113,9 +113,25 @@ SIGNS = (
     Mutant(
         name="killed_command_ends_at_once",
         why="R-71: what it measured in memory stays there for good.",
-        file="ucm/cli/main.py",
-        find="(signal.SIGTERM, signal.SIGHUP)",
-        replace="()",
+        file="ucm/cli/tidying.py",
+        find="Final = signal.SIGTERM, signal.SIGHUP",
+        replace="Final[tuple[int, ...]] = ()",
+        killers=("tests/cli/test_main.py::test_killed_command_leaves_nothing",),
+    ),
+    Mutant(
+        name="second_kill_breaks_tidying_off",
+        why="R-71: a shell passes SIGHUP on and the kernel sends another, amid the removal.",
+        file="ucm/cli/tidying.py",
+        find="            signal.signal(each, signal.SIG_IGN)\n",
+        replace="            pass\n",
+        killers=("tests/cli/test_main.py::test_killed_command_leaves_nothing",),
+    ),
+    Mutant(
+        name="killed_command_ends_by_itself",
+        why="R-71: a script takes a killed export for one that left a damaged block out.",
+        file="ucm/cli/tidying.py",
+        find="            os.kill(os.getpid(), number)\n",
+        replace="            pass\n",
         killers=("tests/cli/test_main.py::test_killed_command_leaves_nothing",),
     ),
     Mutant(

@@ -15,6 +15,7 @@ from ucm.cli.given import Given, read_given, settings_options
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.telling import Number, examples
+from ucm.cli.tidying import tidily
 from ucm.config import StoreConfig, UCMConfig, python_hash_seed
 from ucm.doctor.engine import EngineFacts, check_engine
 from ucm.doctor.findings import Finding, Severity, note, refused, wrong
@@ -278,7 +279,8 @@ def _try(directory: Path, path: Path | None) -> Finding:
         directory = path
     if not os.access(directory, os.W_OK):
         return note("round trip", f"not tried: {directory} cannot be written to")
-    return try_round_trip(directory)
+    with tidily():
+        return try_round_trip(directory)
 
 
 def _show(findings: list[Finding]) -> None:

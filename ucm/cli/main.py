@@ -8,13 +8,10 @@ missing, foreign, damaged or does not answer. Whatever the input, an error is on
 standard error and no traceback.
 """
 
-import contextlib
 import io
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import click
@@ -64,12 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     _open_streams()
     try:
-        with _tidy_ends():
-            answer = cli.main(
-                None if arguments is None else list(arguments),
-                prog_name="ucm",
-                standalone_mode=False,
-            )
+        answer = cli.main(
+            None if arguments is None else list(arguments),
+            prog_name="ucm",
+            standalone_mode=False,
+        )
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.Abort:
@@ -101,22 +97,6 @@ def _open_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - to its end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-@contextlib.contextmanager
-def _tidy_ends() -> Iterator[None]:
-    """Have a kill, and a terminal that is closed, end as Ctrl-C does: what was made goes."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if is_main and signal.getsignal(number) is signal.SIG_DFL
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _tell(text: str, code: int) -> int:

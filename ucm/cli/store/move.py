@@ -16,6 +16,7 @@ from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, writing
 from ucm.cli.store.choose import Wanted, choosing
 from ucm.cli.telling import SIZE, examples, progress
+from ucm.cli.tidying import tidily
 from ucm.errors import ConfigError, StoreError, StoreUnavailableError
 from ucm.settings import size_text
 from ucm.stores.exports import ExportReader
@@ -176,16 +177,17 @@ def _written(file: Path, *, force: bool) -> Iterator[BinaryIO]:
         raise click.UsageError(f"{file} is there; --force replaces it")
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        fd = os.open(temporary, flags, 0o600)
-    except OSError as exc:  # that name nobody has given
-        raise OSError(exc.errno, exc.strerror, str(file.parent)) from exc
-    try:
-        with writing(file), open(fd, "wb", buffering=1 << 20) as target:
-            yield target
-            target.flush()
-            os.fsync(fd)
-        temporary.replace(file)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
+    with tidily():
+        try:
+            fd = os.open(temporary, flags, 0o600)
+        except OSError as exc:  # that name nobody has given
+            raise OSError(exc.errno, exc.strerror, str(file.parent)) from exc
+        try:
+            with writing(file), open(fd, "wb", buffering=1 << 20) as target:
+                yield target
+                target.flush()
+                os.fsync(fd)
+            temporary.replace(file)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.unlink()
