@@ -76,13 +76,13 @@ def test_killed_command_leaves_nothing(memory_path, number):
     took to measure; it dies of that, so that a script sees it."""
     memory_path.mkdir()
     code = (
-        "import signal, sys; from ucm.cli import bench; from ucm.cli.main import main\n"
-        "def measure(*_):\n"
-        "    try:\n"
-        "        print(flush=True) or signal.pause()\n"
-        "    finally:\n"
-        f"        signal.raise_signal({number})\n"
-        "bench.measure_store = measure\n"
+        "import shutil, signal, sys; from ucm.cli import bench; from ucm.cli.main import main\n"
+        "bench.measure_store = lambda *_: print(flush=True) or signal.pause()\n"
+        "remove = shutil.rmtree\n"
+        "def removed(*given, **more):\n"
+        f"    signal.raise_signal({number})\n"
+        "    remove(*given, **more)\n"
+        "shutil.rmtree = removed\n"
         "sys.exit(main())"
     )
     words = [sys.executable, "-c", code, "bench", str(memory_path), "--size", "1MiB"]

@@ -72,6 +72,23 @@ class TestJoin:
             (len(each.missed), len(each.matched)) for each in (first, second)
         ]
 
+    def test_a_miss_is_of_the_engine_that_died_behind_it(self):
+        """Nobody tells of its end; another engine with that request, be it over or not, has none of it."""
+        told = [
+            (missed("r1", 0.01), "scheduler-1"),
+            (line("prefix.matched", 0.41, request_id="r1"), "scheduler-2"),
+        ]
+        for more in ([], [(ended("r1", 0.02, 0.9), "scheduler-2")]):
+            both = lives_of(
+                collect(
+                    parse(json.dumps(each).encode(), who)
+                    for each, who in [*told, *more]
+                )
+            )
+            assert [("scheduler-1", 1, 0), ("scheduler-2", 0, 1)] == [
+                (each.process, len(each.missed), len(each.matched)) for each in both
+            ]
+
     def test_a_shared_ticket_is_in_each_life(self):
         """Short prompts are saved together."""
         both = lives(ended("r1"), ended("r2"), settled("r1", requests=["r1", "r2"]))

@@ -104,9 +104,11 @@ def lives_of(collected: Collected) -> list[Life]:
         life = Life(ended.request_id, ended.life, ended.process, ended)
         known.setdefault(ended.request_id, _Known()).add(life, ended.when_s)
     for missed in collected.missed.lines():
-        _of(known, missed, missed.request_id, missed.life).missed.append(missed)
+        life = _of(known, missed, missed.request_id, missed.life, by=missed.process)
+        life.missed.append(missed)
     for matched in collected.matched.lines():
-        _of(known, matched, matched.request_id, matched.life).matched.append(matched)
+        life = _of(known, matched, matched.request_id, matched.life, by=matched.process)
+        life.matched.append(matched)
     for ticket in collected.settled.lines():
         for owner in ticket.owners:
             _of(known, ticket, owner, ticket.generation).tickets.append(ticket)
@@ -122,21 +124,37 @@ class _Known:
     begins: list[float] = attrs.Factory(list)
 
     def add(self, life: Life, begin_s: float) -> Life:
-        self.lives.append(life)
-        self.begins.append(begin_s)
+        at = bisect.bisect_right(self.begins, begin_s)
+        self.lives.insert(at, life)
+        self.begins.insert(at, begin_s)
         return life
 
 
 def _of(
-    known: dict[str, _Known], line: Line, request_id: str, number: int | None
+    known: dict[str, _Known],
+    line: Line,
+    request_id: str,
+    number: int | None,
+    by: str = "",
 ) -> Life:
-    """Return whose a line is; a life of which no scheduler has told if there is none."""
+    """
+    Return whose a line is; a life whose end nobody has told of if there is none.
+
+    Args:
+        known: By their requests.
+        line: What was told.
+        request_id: Of which request.
+        number: Of its life, if it is said.
+        by: The scheduler that told; empty: a worker, and whose it is no line says.
+    """
     candidates = known.setdefault(request_id, _Known())
-    if not candidates.lives:
-        return candidates.add(Life(request_id, number or 0), line.when_s)
     begun = bisect.bisect_right(candidates.begins, line.when_s + _SKEW_S)
     newest = candidates.lives[max(0, begun - _LOOKED_AT) : begun]
-    own = [life for life in newest if life.process == line.process]
-    own = own or newest  # whose a worker is no line says
-    same = [life for life in own if life.number == number]
-    return (same or own or candidates.lives[:1])[-1]
+    newest = [life for life in newest if by in ("", life.process)]
+    same = [life for life in newest if life.number == number]
+    if found := same or newest:
+        return found[-1]
+    for life in candidates.lives:  # the clocks differ
+        if by in ("", life.process):
+            return life
+    return candidates.add(Life(request_id, number or 0, by), line.when_s)
