@@ -16,7 +16,7 @@ from typing import Final
 
 __all__ = ["RotatingFile"]
 
-_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _NONE: Final = -1
 _NEWLINE: Final = ord("\n")
 
@@ -69,9 +69,15 @@ class RotatingFile:
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, _FLAGS, 0o600)
-        nbytes = os.fstat(self._descriptor).st_size  # of who had our number before
-        last = os.pread(self._descriptor, 1, nbytes - 1) if nbytes else b"\n"
-        self._is_torn = last != b"\n"
+        self._is_torn = not self._ends_well()
+
+    def _ends_well(self) -> bool:
+        """Return whether who had our number before has left no line that is cut, as far as can be read."""
+        with contextlib.suppress(OSError), self._path.open("rb") as file:
+            if nbytes := file.seek(0, os.SEEK_END):
+                file.seek(nbytes - 1)
+                return file.read(1) == b"\n"
+        return True
 
     def _parts(self, text: str) -> Iterator[bytes]:
         """Yield the lines together as far as they fit into a file."""

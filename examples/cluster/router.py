@@ -31,7 +31,7 @@ from examples.kv_mirror import Subscription
 __all__ = ["Engine", "Router"]
 
 _PAUSE_S = 5.0
-"""For how long an engine is not asked that has not answered."""
+"""For how long at least an engine is not asked that has not answered."""
 _CONNECT_S = 5.0
 _SILENT_S = 300.0
 """Who has said nothing for so long, be it amid an answer, is not waited for."""
@@ -135,7 +135,11 @@ class Router:
         limit = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S
         )
-        async with aiohttp.ClientSession(timeout=limit) as self._client:
+        # Requests at an engine that stands still keep no connection from the others.
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(
+            timeout=limit, connector=connector
+        ) as self._client:
             yield
 
     async def _rank(self, tokens: Sequence[int]) -> list[Engine]:
@@ -149,23 +153,34 @@ class Router:
         asked = {"model": body["model"], "prompt": prompt}
         for engine in await self._rank([]):
             with contextlib.suppress(aiohttp.ClientError):
-                async with self._client.post(
-                    f"{engine.url}/tokenize", json=asked, raise_for_status=True
+                async with await self._post(
+                    engine, "/tokenize", asked, sock_read=_CONNECT_S
                 ) as told:
+                    told.raise_for_status()
                     return list((await told.json())["tokens"])
         return []
+
+    async def _post(
+        self, engine: Engine, path: str, body: dict[str, Any], **limits: float
+    ) -> aiohttp.ClientResponse:
+        """Ask an engine; who says nothing is asked by nobody for as long as it was waited for."""
+        began = time.monotonic()
+        limit = attrs.evolve(self._client.timeout, **limits)
+        try:
+            return await self._client.post(engine.url + path, json=body, timeout=limit)
+        except aiohttp.ClientError:
+            now = time.monotonic()
+            engine.silent_until = now + max(_PAUSE_S, now - began)
+            raise
 
     async def _complete(self, request: Request) -> Response:
         body = await request.json()
         for engine in await self._rank(await self._tokens(body)):
             engine.in_flight += 1
             try:
-                answer = await self._client.post(
-                    f"{engine.url}/v1/completions", json=body
-                )
-            except aiohttp.ClientConnectionError:
+                answer = await self._post(engine, "/v1/completions", body)
+            except aiohttp.ClientError:
                 engine.in_flight -= 1
-                engine.silent_until = time.monotonic() + _PAUSE_S
                 continue
             engine.num_asked += 1
             return StreamingResponse(

@@ -302,9 +302,10 @@ class TestModel:
 
     def test_model_that_cannot_be_read_ends_the_call(self, tmp_path):
         """A name of a hub is not a directory: nothing is downloaded."""
-        told = call("doctor", tmp_path / "missing")
-        assert 3 == told.code
-        assert told.is_tidy()
+        for options in ((), ("--kv-cache-dtype", "int8_per_token_head")):
+            told = call("doctor", tmp_path / "missing", *options)
+            assert 3 == told.code
+            assert told.is_tidy()
 
     def test_number_that_is_none_ends_the_call(self, tmp_path):
         """What an engine's file says is checked as well."""

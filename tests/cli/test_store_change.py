@@ -102,6 +102,7 @@ class TestRm:
             (),
             ("--all", "--prefix", "02"),
             ("--salt", "x"),
+            ("--salt", ""),
             ("--keyspace", "", "--prefix", "02"),  # of a variable that is not set
             ("--keyspace", "", "--all"),
         ],

@@ -52,7 +52,9 @@ _POSITIVE = click.IntRange(1, 1 << 16)
 @click.option("--tensor-parallel-size", "-tp", type=_POSITIVE, help="Ranks of a layer.")
 @click.option("--pipeline-parallel-size", "-pp", type=_POSITIVE, help="Stages.")
 @click.option("--block-size", type=_POSITIVE, help="Tokens of a block.")
-@click.option("--kv-cache-dtype", help="auto, float16, bfloat16, float32 or fp8.")
+@click.option(
+    "--kv-cache-dtype", help="Such as auto, float16, bfloat16, float32 or fp8."
+)
 @click.option("--prefix-caching-hash-algo", help="Of the engine; sha256 if left out.")
 @click.option(
     "--tokens-per-second",

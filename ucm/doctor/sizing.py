@@ -114,12 +114,12 @@ def model_of(path: Path, kv_dtype: str = "auto") -> ModelFacts:
         ConfigFileError: It cannot be read, or does not say what is needed.
         UnsizedError: Nobody here knows how large an element of that type of the cache is.
     """
+    file = path / "config.json" if path.is_dir() else path
+    told = _read(file)
     if kv_dtype != "auto" and kv_dtype not in _DTYPES:
         problem = "nobody here knows the size of its elements, so not what fits"
         remedy = f"Known are auto and {[*_DTYPES]}; of others the engine's log says it."
         raise UnsizedError("kv-cache-dtype", kv_dtype, problem, remedy)
-    file = path / "config.json" if path.is_dir() else path
-    told = _read(file)
     inner = told.get("text_config")
     text = {**told, **inner} if isinstance(inner, dict) else told
     try:

@@ -136,7 +136,7 @@ class Wanted:
     prefix: Sequence[str]
     keyspace: str | None
     prompt: BinaryIO | None
-    salt: str
+    salt: str | None
 
     def choose(self, survey: SlabSurvey) -> Choice:
         """
@@ -149,11 +149,13 @@ class Wanted:
         digest, text = b"", None
         if self.keyspace is not None:  # empty is none of ours, not all
             digest, text = keyspace_named(survey, self.keyspace)
-        if self.prompt is None and self.salt:
+        if self.prompt is None and self.salt is not None:
             raise click.UsageError("--salt is of a --prompt")
+        if self.salt == "":  # such as of a variable that is not set
+            raise click.UsageError("--salt is empty: leave it out if there is none")
         hashes = None
         if self.prompt is not None:
-            hashes = _hashes_of(self.prompt, text, self.salt.encode())
+            hashes = _hashes_of(self.prompt, text, (self.salt or "").encode())
         return Choice(
             tuple(hex_bytes(each, "key") for each in self.key),
             tuple(hex_bytes(each, "prefix") for each in self.prefix),
@@ -172,7 +174,7 @@ def choosing(command: Callable[..., _T]) -> Callable[..., _T]:
         prefix: Sequence[str],
         keyspace: str | None,
         prompt: BinaryIO | None,
-        salt: str,
+        salt: str | None,
         **others: object,
     ) -> _T:
         wanted = Wanted(key, prefix, keyspace, prompt, salt)
@@ -193,7 +195,7 @@ _OPTIONS = (
         help="Blocks of this prompt: a file with its token ids as a JSON list, - for "
         "standard input. Needs --keyspace, and keys made by ucm.PrefixHasher.",
     ),
-    click.option("--salt", default="", help="Salt of the --prompt, if it has one."),
+    click.option("--salt", help="Salt of the --prompt, if it has one."),
 )
 
 
