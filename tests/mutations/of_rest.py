@@ -47,8 +47,8 @@ REST = (
         name="drive_asked_for_two_calls_at_once",
         why="Both end together, and a drive stands still for an eighth of its time.",
         file=_CREW,
-        find="if not (wanted := min(nbytes, self._size)):",
-        replace="if wanted := 1:",
+        find="        if not wanted:\n",
+        replace="        if batch:\n",
         killers=(
             f"{_ROOM}::test_items_come_behind_those_that_fill_the_room",
             f"{_AT_ONCE}[read]",
@@ -58,8 +58,8 @@ REST = (
         name="block_larger_than_the_room_waits_for_ever",
         why="Blocks of more than 32 MB never come from a drive.",
         file=_CREW,
-        find="min(nbytes, self._size)",
-        replace="nbytes * bool(self._size)",
+        find="min(batch.nbytes, self._size)",
+        replace="batch.nbytes * bool(self._size)",
         killers=(f"{_ROOM}::test_larger_item_goes_by_itself",),
     ),
     Mutant(

@@ -168,7 +168,7 @@ SIGNS = (
         name="first_line_behind_a_killed_one_spoiled",
         why="R-73: a container's process begins behind a line that was cut, and its start is not in the log.",
         file="ucm/log_file.py",
-        find='self._is_torn = last != b"\\n"',
+        find="self._is_torn = not self._ends_well()",
         replace="self._is_torn = False",
         killers=(
             "tests/test_log_file.py::TestLoss::test_line_at_which_a_former_process_was_killed_spoils_no_other_one",

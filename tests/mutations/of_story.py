@@ -99,8 +99,8 @@ STORY = (
         name="story_ticket_ignores_its_life",
         why="Saves of an ended life are told of the next one.",
         file=_LIVES,
-        find="    return (same or own or candidates.lives[:1])[-1]",
-        replace="    return (own or candidates.lives[:1])[-1]",
+        find="if found := same or newest:",
+        replace="if found := newest:",
         killers=(
             f"{_LIFE_TESTS}::TestJoin::test_a_ticket_that_names_its_life_goes_there",
         ),

@@ -144,8 +144,10 @@ class _Room:
         Without a deadline: whoever waits works on nothing yet. Nobody waits whom no item is left for.
         """
         wanted = min(batch.nbytes, self._size)
-        if not wanted or not batch.enter():
-            return not wanted and batch.step()
+        if not wanted:
+            return batch.step()
+        if not batch.enter():
+            return False
         with self._turn, self._changed:
             self._changed.wait_for(lambda: self._left >= wanted)
             self._left -= wanted
