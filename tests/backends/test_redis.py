@@ -197,7 +197,7 @@ class TestParts:
     async def test_block_of_which_a_part_is_refused_gets_no_head(
         self, service, bypass, tmp_path
     ):
-        """The head is written last, and only when all parts are there."""
+        """The head is written last, and only when all parts are there; parts that are there go again."""
         backend = await open_redis(service[1], tmp_path)
         real = backend._servers.ask
 
@@ -215,6 +215,7 @@ class TestParts:
         verdicts = await backend.put([seal(key, LARGE) for key in KEYS[:2]])
         assert [Verdict.FULL, Verdict.DONE] == verdicts
         assert [0, 1] == [bypass.exists(name(tmp_path, key)) for key in KEYS[:2]]
+        assert 4 == len(bypass.keys(prefix_of(tmp_path) + "*"))
         await backend.aclose()
 
     async def test_many_blocks_take_several_requests(self, service, tmp_path):

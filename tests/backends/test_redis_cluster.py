@@ -19,6 +19,29 @@ LARGE = (5 << 19) + 17
 """Bytes of a block of three parts."""
 
 
+def move_slot_of(key, clients):
+    """Begin to move a block's slot; return its head's name, the slot, and where that goes to and comes from."""
+    name = name_of(b"ucm:", key, 0, is_cluster=True)
+    slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
+    number = slot < 8192
+    to, source = clients[number], clients[1 - number]
+    there, here = (client.execute_command("CLUSTER", "MYID") for client in (to, source))
+    to.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", here)
+    source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", there)
+    return name, slot, to, source
+
+
+async def test_block_whose_slot_moves_is_deleted_with_its_parts(tmp_path):
+    """Each by itself, as names of which some alone are there are refused meanwhile."""
+    with cluster(tmp_path) as (_, ports, clients):
+        backend = await open_cluster(ports[0])
+        assert [Verdict.DONE] == await backend.put([seal(KEYS[0], LARGE)])
+        move_slot_of(KEYS[0], clients)
+        assert [Verdict.DONE] == await backend.delete(KEYS[:1])
+        assert 0 == sum(client.dbsize() for client in clients)
+        await backend.aclose()
+
+
 async def test_blocks_of_a_cluster_lie_with_both_servers(tmp_path):
     """All of a block with one of them; what moves to the other, or has moved, is found there."""
     with cluster(tmp_path) as (_, ports, clients):
@@ -30,23 +53,18 @@ async def test_blocks_of_a_cluster_lie_with_both_servers(tmp_path):
         assert all(size and size % 4 == 0 for size in sizes)
         assert 8 * 4 == sum(sizes)
         # A slot that nobody uses yet goes to the other, and the backend is not told.
-        name = name_of(b"ucm:", KEYS[9], 0, is_cluster=True)
-        slot = clients[0].execute_command("CLUSTER", "KEYSLOT", name)
-        number = slot < 8192
-        to, source = clients[number], clients[1 - number]
-        there, here = (
-            client.execute_command("CLUSTER", "MYID") for client in (to, source)
-        )
-        to.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", here)
-        source.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", there)
+        name, slot, to, source = move_slot_of(KEYS[9], clients)
         assert [Verdict.DONE] == await backend.put([seal(KEYS[9])])
         assert [True] == await fetch_sound(backend, KEYS[9:10])
         for client in (to, source):
+            there = to.execute_command("CLUSTER", "MYID")
             client.execute_command("CLUSTER", "SETSLOT", slot, "NODE", there)
         for _ in range(2):
             assert [Verdict.PRESENT] == await backend.put([seal(KEYS[9])])
             assert [True] == await fetch_sound(backend, KEYS[9:10])
         assert to.exists(name)
+        assert [Verdict.DONE] * 8 == await backend.delete(KEYS[:8])
+        assert 1 == sum(client.dbsize() for client in clients)
         await backend.aclose()
 
 

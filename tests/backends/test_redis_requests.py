@@ -34,6 +34,7 @@ class Noting:
             b"SET": b"OK",
             b"GET": None,
             b"GETRANGE": Bulk(0),
+            b"UNLINK": 1,
         }
         self.requests = []
         self.go_on = anyio.Event()
@@ -114,6 +115,15 @@ async def test_block_that_is_there_is_looked_for_and_no_more():
     block = Sealed(KEYS[0], MEMORY[: 2 * MB], 7)
     assert [Verdict.PRESENT] == await noting(server).put([block])
     assert [[b"EXISTS"]] == [[each.words[0] for each in one] for one in server.requests]
+
+
+async def test_deletion_is_two_commands_for_a_block():
+    """R-52: however many parts it has; its head goes first, whose answer counts."""
+    server = Noting()
+    assert [Verdict.DONE] * 3 == await noting(server).delete(KEYS[:3])
+    assert [3, 6] == [len(request) for request in server.requests]
+    words = [len(each.words) for each in server.requests[1]]
+    assert [2] * 3 + [1 + 2 * 9] * 3 == words
 
 
 async def ask_for_nothing(backend):

@@ -331,8 +331,8 @@ CUT = (
         name="large_block_of_an_earlier_release_is_damaged",
         why="After an update the large blocks of a server are deleted as damaged.",
         file="ucm/backends/_redis_values.py",
-        find="None in (answers[1:] or [None])",
-        replace="not answers[1:]",
+        find="return there if None in answers[1:] else GARBAGE",
+        replace="return GARBAGE",
         killers=(
             "tests/backends/test_redis.py::TestParts::test_large_block_of_an_earlier_release_is_served",
         ),
@@ -356,7 +356,7 @@ CUT = (
     Mutant(
         name="any_answer_is_a_block",
         why="R-51: what a server has queued, or takes for something else, is told to be there.",
-        file="ucm/backends/redis.py",
+        file="ucm/backends/_redis_values.py",
         find='if answer == b"OK" or answer is True:',
         replace="if not isinstance(answer, Exception):",
         killers=(f"{_LINKS}::test_answer_of_another_kind_is_no_answer",),

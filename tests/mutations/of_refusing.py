@@ -62,8 +62,8 @@ REFUSING = (
         name="who_takes_nothing_is_told_to_forget",
         why="R-52: a server that refuses is asked for each of the blocks that are to be forgotten.",
         file=_REDIS,
-        find="self._servers.ask(flat, are_writes=True)",
-        replace="self._servers.ask(flat)",
+        find="self._servers.ask([*heads, *parts], are_writes=True)",
+        replace="self._servers.ask([*heads, *parts])",
         killers=(f"{_COSTS}[noreplicas]",),
     ),
     Mutant(

@@ -6,9 +6,9 @@ A block is one value, its envelope before its bytes, which is written only if it
 values hold up everybody else on such a server, so a block of more than a megabyte is cut into
 parts. Its *head* is then a value with the envelope alone, written last and only if it is not there,
 and read first: what has no head is nobody's, and it says which parts are the block's (``_redis_values``).
-Whose head was too late takes its parts back. Parts that the server has let go of make a block garbage,
-which can be put again once it was deleted. What is never deleted goes by its time to live. Small blocks
-in parts, and parts with other names, as earlier releases wrote them, are read as well.
+Who gets no head there, too late or for want of room, takes its parts back. Parts that the server has
+let go of make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
+time to live. Small blocks in parts, and parts with other names, as earlier releases wrote them, are read as well.
 
 Bytes go from where they lie and come to where they belong (``_redis_link``). A block that was put
 anew, as a connection was lost, may be told to be there although it is ours.
@@ -18,7 +18,7 @@ Threading: all on one loop, the agent's.
 
 import functools
 import itertools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Self, TypeAlias
 
 import anyio
@@ -28,11 +28,12 @@ from redis.backoff import NoBackoff
 
 from ucm.backends._many import Many
 from ucm.backends._redis_advice import advice_of, read_config
-from ucm.backends._redis_answers import ERRORS, is_full, refused_by
+from ucm.backends._redis_answers import ERRORS, refused_by
 from ucm.backends._redis_dialer import Dialer
 from ucm.backends._redis_servers import AWAY, ROUNDS, Servers
 from ucm.backends._redis_settings import RedisSettings, refusal
 from ucm.backends._redis_values import (
+    ABSENT,
     UNSEALED,
     cuts,
     head_of,
@@ -40,6 +41,9 @@ from ucm.backends._redis_values import (
     judge,
     name_of,
     seal_of,
+    silence_of,
+    unlinks,
+    written,
 )
 from ucm.backends._resp import Command
 from ucm.backends.abc import (
@@ -85,6 +89,7 @@ class RedisBackend(Backend):
         self._looks = anyio.Semaphore(settings.connections, fast_acquire=True)
         prefix, is_cluster = settings.prefix.encode(), settings.cluster
         self._name = functools.partial(name_of, prefix, is_cluster=is_cluster)
+        self._unlink = functools.partial(unlinks, is_cluster=is_cluster)
         self._ttl = settings.ttl
         self._is_open = True
 
@@ -205,24 +210,33 @@ class RedisBackend(Backend):
 
     async def _delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         told = [Verdict.UNAVAILABLE] * len(keys)
-        names = []
-        for key, envelope in zip(keys, await self._heads(keys), strict=True):
+        heads: list[Command] = []
+        parts: list[Command] = []
+        asked: list[int] = []
+        there = await self._heads(keys)
+        for at, (key, head) in enumerate(zip(keys, there, strict=True)):
+            if (silence := silence_of(head)) is not None:  # who names its parts?
+                told[at] = silence
+                continue
             nbytes, seals = 0, [UNSEALED]
-            if isinstance(envelope, Envelope):
-                nbytes = min(envelope.nbytes, _LARGEST_BLOCK)
-                seals.append(seal_of(envelope.checksum))
-            parts = range(1, 1 + len(cuts(nbytes)))  # one where it has none
-            its = [self._name(key, part, seal) for seal in seals for part in parts]
-            names.append([self._name(key, 0), *its])
-        flat = [Command((b"UNLINK", name)) for some in names for name in some]
-        ends = iter(await self._servers.ask(flat, are_writes=True))
-        for at, some in enumerate(names):
-            end, *_ = itertools.islice(ends, len(some))
+            if isinstance(head, Envelope):
+                nbytes = min(head.nbytes, _LARGEST_BLOCK)
+                seals.append(seal_of(head.checksum))
+            heads += self._unlink([self._name(key, 0)])
+            its = [name for seal in seals for name in self._parts(key, nbytes, seal)]
+            parts += self._unlink(its)
+            asked.append(at)
+        ends = await self._servers.ask([*heads, *parts], are_writes=True)
+        for at, end in zip(asked, ends, strict=False):
             if isinstance(end, int):
                 told[at] = Verdict.DONE if end else Verdict.ABSENT
             elif end is AWAY:
                 told[at] = Verdict.AWAY
         return told
+
+    def _parts(self, key: PackedKey, nbytes: int, seal: bytes) -> list[bytes]:
+        """Return the names of a block's parts; a head alone has one."""
+        return [self._name(key, part, seal) for part, _ in enumerate(cuts(nbytes), 1)]
 
     async def _heads(self, keys: Sequence[PackedKey]) -> list[Envelope | Fetched]:
         """Return the heads of blocks that have several values, or what there is instead."""
@@ -269,51 +283,60 @@ class RedisBackend(Backend):
     async def _get(
         self, pairs: Sequence[tuple[PackedKey, memoryview]]
     ) -> list[Fetched]:
-        told: list[Fetched | None] = [None] * len(pairs)
-        seals: list[bytes | None] = [None] * len(pairs)
+        told: list[Fetched | Envelope | None] = [None] * len(pairs)
         large = [at for at, (_, into) in enumerate(pairs) if not is_whole(len(into))]
         heads = await self._heads([pairs[at][0] for at in large])
         for at, head in zip(large, heads, strict=True):
-            if isinstance(head, Envelope):
-                seals[at] = seal_of(head.checksum)
-            else:
-                told[at] = head
-        await self._read(pairs, seals, told)
-        await self._read(pairs, [UNSEALED] * len(pairs), told)  # of an earlier release
-        return [one or GARBAGE for one in told]
+            # Of one without a byte only its value tells whether it is there.
+            told[at] = None if head == ABSENT else head
+        every = range(len(pairs))
+        anew = await self._read(pairs, told, every)
+        gone = await self._read(pairs, told, [at for at in anew if at in large])
+        # Of an earlier release.
+        gone += await self._read(pairs, told, every, are_sealed=False)
+        for at in gone:
+            told[at] = ABSENT  # what was looked for; what is there now is no damage
+        return [one if isinstance(one, Fetched) else GARBAGE for one in told]
 
     async def _read(
         self,
         pairs: Sequence[tuple[PackedKey, memoryview]],
-        seals: Sequence[bytes | None],
-        told: list[Fetched | None],
-    ) -> None:
-        """Read blocks of which nothing is told, whole or by parts of these names; None: there is a head alone."""
-        left = [at for at, one in enumerate(told) if one is None]
+        told: list[Fetched | Envelope | None],
+        which: Iterable[int],
+        *,
+        are_sealed: bool = True,
+    ) -> list[int]:
+        """Read blocks of which no end is told, whole or by their head; return which have another one now, as is told."""
+        left = [at for at in which if not isinstance(told[at], Fetched)]
         commands: list[Command] = []
         reads = []
         for at in left:
-            (key, target), seal = pairs[at], seals[at]
+            (key, target), known = pairs[at], told[at]
             head = memoryview(bytearray(HEADER_BYTES))
-            wanted: list[tuple[memoryview, ...]]
-            wanted = [(head, target)] if seal is None else [(head,)]
-            if seal is not None:
-                wanted += [(target[start:stop],) for start, stop in cuts(len(target))]
-            for part, into in enumerate(wanted):
-                name = self._name(key, part, seal if part and seal else UNSEALED)
-                commands.append(Command((b"GET", name), into))
-            reads.append((head, [sum(map(len, into)) for into in wanted]))
+            names, parts = [self._name(key, 0)], []
+            if isinstance(known, Envelope):
+                seal = seal_of(known.checksum) if are_sealed else UNSEALED
+                names += self._parts(key, len(target), seal)
+                parts = [(target[start:stop],) for start, stop in cuts(len(target))]
+            wanted = [(head,) if parts else (head, target), *parts]
+            gets = list(map(Command, [(b"GET", name) for name in names], wanted))
+            commands += gets
+            reads.append((head, [get.room for get in gets]))
         answers = iter(await self._servers.ask(commands))
+        anew = []
         for at, (head, sizes) in zip(left, reads, strict=True):
-            its = list(itertools.islice(answers, len(sizes)))
-            told[at] = judge(its, sizes, head, pairs[at][0])
+            its, known = list(itertools.islice(answers, len(sizes))), told[at]
+            told[at] = judge(its, sizes, head, pairs[at][0], known)
+            if isinstance(told[at], Envelope) and told[at] != known:
+                anew.append(at)
+        return anew
 
     async def _put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         told = [
             Verdict.DONE if len(block.data) <= _LARGEST_BLOCK else Verdict.FULL
             for block in blocks
         ]
-        await self._put_parts(blocks, told)
+        begun = await self._put_parts(blocks, told)
         heads = [at for at, end in enumerate(told) if end is Verdict.DONE]
         mine = [blocks[at] for at in heads]
         commands = []
@@ -323,25 +346,26 @@ class RedisBackend(Backend):
             commands.append(self._set(name, (header, *rest), 0, b"NX"))
         answers = await self._servers.ask(commands, are_writes=True)
         for at, answer in zip(heads, answers, strict=True):
-            told[at] = Verdict.PRESENT if answer is None else _written(answer)
-        late = [blocks[at] for at in heads if told[at] is Verdict.PRESENT]
-        await self._take_back([one for one in late if not is_whole(len(one.data))])
+            told[at] = Verdict.PRESENT if answer is None else written(answer)
+        left = [at for at in begun if told[at] is not Verdict.DONE]
+        await self._take_back([blocks[at] for at in left])
         return told
 
     async def _take_back(self, blocks: Sequence[Sealed]) -> None:
-        """Remove parts of blocks that others have put meanwhile, unless these are theirs as well."""
+        """Remove parts of blocks that were not put, unless they are another's as well, or none can say."""
         heads = await self._heads([block.key for block in blocks])
-        names = [
-            self._name(block.key, part, seal_of(block.checksum))
-            for block, head in zip(blocks, heads, strict=True)
-            if isinstance(head, Envelope) and head.checksum != block.checksum
-            for part, _ in enumerate(cuts(len(block.data)), 1)
-        ]
-        unlink = [Command((b"UNLINK", name)) for name in names]
+        unlink: list[Command] = []
+        for block, head in zip(blocks, heads, strict=True):
+            is_its = isinstance(head, Envelope) and head.checksum == block.checksum
+            if silence_of(head) is None and not is_its:
+                its = block.key, len(block.data), seal_of(block.checksum)
+                unlink += self._unlink(self._parts(*its))
         await self._servers.ask(unlink, are_writes=True)
 
-    async def _put_parts(self, blocks: Sequence[Sealed], told: list[Verdict]) -> None:
-        """Write the parts of those that have some; *told* has what became of the others."""
+    async def _put_parts(
+        self, blocks: Sequence[Sealed], told: list[Verdict]
+    ) -> set[int]:
+        """Write the parts of those that have some, and return which have one now; *told* has their ends."""
         large = [
             at
             for at, (block, end) in enumerate(zip(blocks, told, strict=True))
@@ -355,27 +379,22 @@ class RedisBackend(Backend):
                 told[at] = Verdict.PRESENT
                 continue
             key, data = blocks[at].key, blocks[at].data
-            seal = seal_of(blocks[at].checksum)
+            names = self._parts(key, len(data), seal_of(blocks[at].checksum))
             parts = [
-                self._set(self._name(key, part, seal), (data[start:stop],), _LONGER_S)
-                for part, (start, stop) in enumerate(cuts(len(data)), 1)
+                self._set(name, (data[start:stop],), _LONGER_S)
+                for name, (start, stop) in zip(names, cuts(len(data)), strict=True)
             ]
             commands += parts
             whose += [at] * len(parts)
         answers = await self._servers.ask(commands, are_writes=True)
-        for at, answer in zip(whose, answers, strict=True):
-            if told[at] is Verdict.DONE:
-                told[at] = _written(answer)
+        begun = set()
+        for at, end in zip(whose, map(written, answers), strict=True):
+            if end is Verdict.DONE:
+                begun.add(at)
+            elif told[at] is Verdict.DONE:
+                told[at] = end
+        return begun
 
     def _set(self, name: bytes, value: _Value, longer_s: int, *how: bytes) -> Command:
         lives = (b"EX", b"%d" % (self._ttl + longer_s)) if self._ttl else ()
         return Command((b"SET", name, value, *lives, *how))
-
-
-def _written(answer: object) -> Verdict:
-    """Return what became of a value that was to be set."""
-    if answer == b"OK" or answer is True:
-        return Verdict.DONE
-    if answer is AWAY:
-        return Verdict.AWAY
-    return Verdict.FULL if is_full(answer) else Verdict.UNAVAILABLE
