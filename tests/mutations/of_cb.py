@@ -6,9 +6,14 @@ from tests.mutations.mutant import Mutant
 __all__ = ["CB"]
 
 _FILE = "ucm/integration/transformers/continuous.py"
+_COMPUTING = "ucm/integration/computing.py"
 _MODEL = "ucm/integration/transformers/model.py"
 _MODELS = "tests/integration/transformers/test_model.py"
 _SPACES = f"{_MODELS}::TestKeySpace::test_whatever_decides_the_states_makes_another"
+_OTHERWISE = f"{_MODELS}::TestKeySpace::test_whatever_computes_otherwise_makes_another"
+_SPREAD = f"{_MODELS}::TestKeySpace::test_hooks_that_move_tensors_make_no_other"
+_HOOKS = f"{_MODELS}::TestRefusals::test_model_with_hooks_is_refused"
+_AWAITING = "tests/integration/transformers/test_awaiting.py::TestAwaiting"
 _PRECISION = "tests/integration/transformers/test_dynamic.py::TestAutocast"
 _TESTS = "tests/integration/transformers/test_continuous.py"
 _DOOR = "tests/integration/transformers/test_continuous_contract.py::TestContinuousDoor"
@@ -45,37 +50,136 @@ CB = (
         name="autocast_of_the_loop_forgotten",
         why="A cache that was opened under autocast has keys of one that was not.",
         file="ucm/integration/transformers/awaiting.py",
-        find="if (cast := autocast_of(self._kind)) is None:",
-        replace="if (cast := autocast_of(self._kind)) is not self:",
+        find="            with casting(casts):\n",
+        replace="            if casts:\n",
         killers=(
-            "tests/integration/transformers/test_awaiting.py::TestAwaiting::test_autocast_of_the_loop_is_that_of_its_verbs",
+            f"{_AWAITING}::test_autocast_of_the_loop_is_that_of_its_verbs",
+            f"{_AWAITING}::test_autocast_is_that_of_where_the_states_are",
         ),
+    ),
+    Mutant(
+        name="autocast_of_another_thread",
+        why="A manager that was opened under autocast has keys of what it never computes.",
+        file=_FILE,
+        find="        with casting(dict.fromkeys(casts_here())):",
+        replace="        with casting({}):",
+        killers=(f"{_KEYS}::test_autocast_where_it_is_opened_counts_for_nothing",),
     ),
     Mutant(
         name="hook_of_a_stranger",
         why="A model that is steered goes on with states of one that is not.",
         file=_MODEL,
-        find="    _check_hooks(model)\n",
+        find="    _check_hooks(model)",
+        replace="    pass",
+        killers=(f"{_HOOKS}[behind]", f"{_HOOKS}[before]"),
+    ),
+    Mutant(
+        name="hook_of_the_first_call",
+        why="A model that gets ready as it is first called is refused.",
+        file=_MODEL,
+        find="    _check_kind(model)\n    shape = observe(model)\n",
+        replace="    _check_kind(model)\n    _check_hooks(model)\n    shape = observe(model)\n",
+        killers=(
+            f"{_MODELS}::TestRefusals::test_hook_that_goes_with_the_first_call_is_taken",
+        ),
+    ),
+    Mutant(
+        name="hook_on_all_modules",
+        why="What is called behind each module of the process is looked for nowhere.",
+        file=_COMPUTING,
+        find="            *everywhere._global_forward_hooks.values(),  # noqa: SLF001 - no other name\n",
         replace="",
-        killers=(f"{_MODELS}::TestRefusals::test_model_with_hooks_is_refused",),
+        killers=(f"{_HOOKS}[each]",),
+    ),
+    Mutant(
+        name="hook_before_all_modules",
+        why="What is called before each module of the process is looked for nowhere.",
+        file=_COMPUTING,
+        find="            *everywhere._global_forward_pre_hooks.values(),  # noqa: SLF001 - no other name\n",
+        replace="",
+        killers=(f"{_HOOKS}[any]",),
+    ),
+    Mutant(
+        name="hook_of_a_stranger_among_several",
+        why="A stranger's hook that accelerate calls is taken for one of its own.",
+        file=_COMPUTING,
+        find='several = getattr(hook, "hooks", ())',
+        replace="several = ()",
+        killers=(f"{_HOOKS}[accelerate]",),
+    ),
+    Mutant(
+        name="hook_of_compressed_tensors",
+        why="A model whose keys and values have scales is refused.",
+        file=_MODEL,
+        find='    "compressed_tensors.",\n',
+        replace="",
+        killers=(f"{_MODELS}::TestRefusals::test_compressed_model_is_taken[4]",),
+    ),
+    Mutant(
+        name="hook_with_arguments",
+        why="A library's hook is refused for what holds its arguments.",
+        file=_COMPUTING,
+        find="    while isinstance(called, functools.partial):",
+        replace="    while called is functools.partial:",
+        killers=(
+            f"{_MODELS}::TestRefusals::test_function_of_a_library_with_arguments_is_known",
+        ),
     ),
     Mutant(
         name="forward_of_its_class",
         why="A model of which a part was replaced goes on with states of the whole one.",
         file=_MODEL,
-        find='types.update(f"{name} forward {who}\\n".encode())',
+        find='types.update(f"{name} {each}\\n".encode())',
         replace="pass",
-        killers=(f"{_SPACES}[forward]",),
+        killers=(f"{_OTHERWISE}[part]", f"{_OTHERWISE}[class]"),
+    ),
+    Mutant(
+        name="class_with_the_forward_of_a_stranger",
+        why="A model whose class was patched goes on with states of one that was not.",
+        file=_COMPUTING,
+        find="return None if is_its else plain",
+        replace="return None",
+        killers=(f"{_OTHERWISE}[class]",),
+    ),
+    Mutant(
+        name="forward_that_accelerate_calls",
+        why="What was replaced below a hook that moves tensors is in no key.",
+        file=_COMPUTING,
+        find='own = vars(module).get("_old_forward")',
+        replace="own = None",
+        killers=(_SPREAD,),
+    ),
+    Mutant(
+        name="forward_of_accelerate",
+        why="A model that is spread finds nothing of what it computed as a whole.",
+        file=_COMPUTING,
+        find='if _made_in(own).startswith("accelerate."):',
+        replace='if _made_in(own).startswith("nobody."):',
+        killers=(_SPREAD,),
+    ),
+    Mutant(
+        name="compiled_in_place",
+        why="A model that computes with what was compiled goes on with states of one that does not.",
+        file=_COMPUTING,
+        find="if module._compiled_call_impl is not None:",
+        replace="if module is None:",
+        killers=(f"{_OTHERWISE}[layer]",),
+    ),
+    Mutant(
+        name="compiled_as_a_whole",
+        why="Who calls what was compiled stores that as what was not.",
+        file=_MODEL,
+        find='| ({"compiled": True} if given is not model else {})',
+        replace="| {}",
+        killers=(f"{_OTHERWISE}[compiled]",),
     ),
     Mutant(
         name="compiled_model_itself",
         why="It is refused as one that counts padding.",
         file=_MODEL,
-        find='    model = getattr(model, "_orig_mod", model)\n',
-        replace="",
-        killers=(
-            f"{_MODELS}::TestKeySpace::test_compiled_model_is_that_whose_generate_it_has",
-        ),
+        find='    given, model = model, getattr(model, "_orig_mod", model)\n',
+        replace="    given = model\n",
+        killers=(f"{_OTHERWISE}[compiled]",),
     ),
     Mutant(
         name="any_release_wrapped",

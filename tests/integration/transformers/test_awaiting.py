@@ -86,6 +86,26 @@ class TestAwaiting:
 
         run(loop, main)
 
+    def test_autocast_is_that_of_where_the_states_are(
+        self, tmp_path: Path, loop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A model's first part may be elsewhere, or all of it until this is entered: each
+        save under autocast was refused."""
+        model = model_of(LLAMA)
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(type(model), "device", torch.device("meta"))
+            opened = PromptCache(config_of(tmp_path), model)
+
+        async def main() -> None:
+            with torch.autocast(HERE.type, torch.bfloat16):
+                done = generate(model, IDS)
+                async with opened as prompts:
+                    saving = prompts.save(done.sequences, done.past_key_values)
+                    assert 96 == await saving
+                    assert 96 == (await prompts.restore(IDS)).num_tokens
+
+        run(loop, main)
+
     def test_more_than_there_are_lanes_wait_in_line(
         self, tmp_path: Path, loop: str
     ) -> None:

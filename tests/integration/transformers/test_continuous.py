@@ -16,6 +16,7 @@ from tests.integration.transformers.batching import Engine, manager_of
 from tests.integration.transformers.kit import (
     BF16,
     BLOCK,
+    HERE,
     changed,
     config_of,
     generate,
@@ -190,6 +191,17 @@ class TestKeys:
         with BlockingPromptCache(config_of(tmp_path), model_of(LLAMA)) as prompts:
             assert (None, 0) == prompts.restore(IDS)
             assert (None, 0) == prompts.restore(IDS, salt=b"tenant")
+
+    def test_autocast_where_it_is_opened_counts_for_nothing(
+        self, tmp_path: Path
+    ) -> None:
+        """R-05: a manager generates on a thread of its own, where there is none."""
+        filled(tmp_path, TOKENS)
+        with torch.autocast(HERE.type, torch.bfloat16):
+            engine = Engine(model_of(LLAMA), tmp_path)
+        with engine:
+            engine.ask(TOKENS)
+            assert BLOCKS == engine.loaded()
 
     @pytest.mark.parametrize(("blind_at", "stored"), [(0, 12), (1, 6)])
     def test_equal_hashes_of_other_tokens_load_and_store_nothing_wrong(

@@ -1,13 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a model keeps is looked at, and what cannot be reused by prefix is refused."""
 
+import contextlib
 import copy
+import functools
+from types import FunctionType
 from typing import Any
 
 import attrs
 import pytest
 import torch
 import transformers
+from compressed_tensors.compressors import ModelCompressor
+from compressed_tensors.quantization import (
+    QuantizationConfig,
+    apply_quantization_config,
+    preset_name_to_scheme,
+)
+from torch.nn.modules import module as everywhere
 
 from tests.e2e.models import (
     DEEPSEEK,
@@ -34,6 +44,50 @@ DYNAMIC = attrs.evolve(
 def identity_of(model: Any, weights: str = "") -> Any:
     """Look at a model."""
     return identify(model, block_tokens=16, weights=weights)
+
+
+def nothing(*_: object) -> None:
+    """Stand for what a stranger has called."""
+
+
+class Hook:
+    """One of accelerate, or several."""
+
+    __module__ = "accelerate.hooks"
+
+    def __init__(self, *hooks: object) -> None:
+        self.hooks = hooks
+
+
+def spread(module: Any, hook: object = None) -> None:
+    """Have a module called as ``accelerate.hooks.add_hook_to_module`` does."""
+
+    def new_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return module._old_forward(*args, **kwargs)
+
+    new_forward.__module__ = "accelerate.hooks"
+    module._hf_hook, module._old_forward = hook or Hook(), module.forward
+    module.forward = functools.update_wrapper(
+        functools.partial(new_forward, module), module.forward
+    )
+
+
+def compressed(model: Any, *, has_scales: bool) -> Any:
+    """Return a model as transformers loads a checkpoint of compressed-tensors."""
+    scales = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
+    settings = QuantizationConfig(
+        config_groups={"all": preset_name_to_scheme("W8A16", ["Linear"])},
+        ignore=["lm_head"],
+        format="pack-quantized",
+        kv_cache_scheme=scales if has_scales else None,
+        quantization_status="frozen",
+    )
+    apply_quantization_config(model, settings)
+    for name, each in model.named_parameters():
+        if name.endswith("_scale"):
+            each.data.fill_(1e-3)
+    ModelCompressor(quantization_config=settings).compress_model(model)
+    return model
 
 
 @pytest.mark.slow
@@ -72,7 +126,6 @@ class TestKeySpace:
             "frequencies",
             "kind",
             "autocast",
-            "forward",
         ],
     )
     def test_whatever_decides_the_states_makes_another(
@@ -93,8 +146,6 @@ class TestKeySpace:
             model.model.rotary_emb.inv_freq *= 1.01
         elif change == "kind":
             model.model.layers[1].mlp.act_fn = torch.nn.ReLU()
-        elif change == "forward":
-            model.model.layers[1].mlp.forward = lambda given: given
         elif change == "code":
 
             class LlamaForCausalLM(type(model)):  # type: ignore[misc] # it is
@@ -105,10 +156,35 @@ class TestKeySpace:
         with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
             assert before.digest != identity_of(model).keyspace.digest
 
-    def test_compiled_model_is_that_whose_generate_it_has(self) -> None:
-        """It computes without what was compiled, and takes positions as the model does."""
-        compiled = torch.compile(copy.deepcopy(model_of(LLAMA)), backend="eager")
-        assert identity_of(model_of(LLAMA)) == identity_of(compiled)
+    @pytest.mark.parametrize("change", ["part", "class", "compiled", "layer"])
+    def test_whatever_computes_otherwise_makes_another(
+        self, change: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-05: what takes the place of a part's ``forward``, or of that of all of its class,
+        and what is compiled, as a whole or in place."""
+        before = identity_of(model_of(LLAMA)).keyspace
+        model = copy.deepcopy(model_of(LLAMA))
+        layer = model.model.layers[1]
+        if change == "part":
+            layer.mlp.forward = lambda given: given
+        elif change == "class":
+            monkeypatch.setattr(type(layer.mlp), "forward", lambda _, given: given)
+        elif change == "compiled":
+            model = torch.compile(model, backend="eager")
+        else:
+            layer.compile(backend="eager")
+        assert before.digest != identity_of(model).keyspace.digest
+
+    def test_hooks_that_move_tensors_make_no_other(self) -> None:
+        """A model that is spread by accelerate finds what it computed as a whole."""
+        model = copy.deepcopy(model_of(LLAMA))
+        before = identity_of(model).keyspace
+        for module in model.modules():
+            spread(module)
+        assert before == identity_of(model).keyspace
+        mlp = model.model.layers[1].mlp
+        mlp._old_forward = lambda given: given
+        assert before.digest != identity_of(model).keyspace.digest
 
     @pytest.mark.parametrize("weights", ["", "v1"])
     def test_model_whose_frequencies_were_rounded_is_another(
@@ -213,7 +289,7 @@ class TestRefusals:
         with pytest.raises(ConfigError, match="training"):
             identity_of(model)
 
-    @pytest.mark.parametrize("when", ["behind", "before"])
+    @pytest.mark.parametrize("when", ["behind", "before", "each", "any", "accelerate"])
     def test_model_with_hooks_is_refused(self, when: str) -> None:
         """What a stranger's hook does to states is in no key; the engine's own do nothing."""
         model = copy.deepcopy(model_of(LLAMA))
@@ -223,10 +299,39 @@ class TestRefusals:
         layer = model.model.layers[1]
         if when == "behind":
             layer.register_forward_hook(lambda _module, _given, out: out + 1)
-        else:
+        elif when == "before":
             layer.register_forward_pre_hook(lambda _module, given: given)
-        with pytest.raises(ConfigError, match="forward hook"):
-            identity_of(model)
+        elif when == "accelerate":
+            spread(layer, Hook(Hook(), lambda given: given))
+        with contextlib.ExitStack() as kept:
+            if when == "each":
+                kept.enter_context(everywhere.register_module_forward_hook(nothing))
+            elif when == "any":
+                kept.enter_context(everywhere.register_module_forward_pre_hook(nothing))
+            with pytest.raises(ConfigError, match="forward hook"):
+                identity_of(model)
+
+    def test_function_of_a_library_with_arguments_is_known(self) -> None:
+        """Whose it is says the function, not what holds its arguments."""
+        model = copy.deepcopy(model_of(LLAMA))
+        theirs = FunctionType(nothing.__code__, {"__name__": "transformers.theirs"})
+        model.register_forward_hook(functools.partial(theirs, 1))
+        assert identity_of(model_of(LLAMA)).keyspace == identity_of(model).keyspace
+
+    def test_hook_that_goes_with_the_first_call_is_taken(self) -> None:
+        """Whosever it is, nothing that is stored is computed with it."""
+        model = copy.deepcopy(model_of(LLAMA))
+        hook = model.register_forward_pre_hook(lambda *_: hook.remove())
+        assert identity_of(model_of(LLAMA)).keyspace == identity_of(model).keyspace
+
+    @pytest.mark.parametrize("kept", [0, 4])
+    def test_compressed_model_is_taken(self, kept: int) -> None:
+        """It decompresses as it is first called, by a hook that goes then; those of scales
+        of keys and values stay, and their modules say so."""
+        model = compressed(copy.deepcopy(model_of(LLAMA)), has_scales=bool(kept))
+        assert 1 + kept == sum(len(each._forward_pre_hooks) for each in model.modules())
+        assert identity_of(model).keyspace == identity_of(model).keyspace
+        assert kept == sum(len(each._forward_pre_hooks) for each in model.modules())
 
     def test_rank_of_a_model_is_refused(self) -> None:
         """All ranks have blocks of the same size, and under one name the same keys."""

@@ -27,8 +27,8 @@ from transformers import DynamicCache, PreTrainedModel
 from ucm.cache.host_loop import Lanes, to_its_end
 from ucm.cache.sync import Cache
 from ucm.config import UCMConfig
+from ucm.integration.computing import casting, casts_here
 from ucm.integration.transformers.dynamic import BlockingPromptCache, Restored
-from ucm.integration.transformers.model import autocast_of
 
 __all__ = ["PromptCache"]
 
@@ -61,7 +61,6 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
     ) -> None:
         self._make = partial(BlockingPromptCache, config, model, lanes=lanes, **options)
         self._lanes = Lanes(lanes)
-        self._kind = model.device.type
         self._made = contextlib.ExitStack()
         self._prompts: BlockingPromptCache
 
@@ -85,14 +84,13 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
     def _open(self) -> None:
         self._prompts = self._made.enter_context(self._make())
 
-    def _as_here(self, call: Callable[[], _T]) -> Callable[[], _T]:
+    @staticmethod
+    def _as_here(call: Callable[[], _T]) -> Callable[[], _T]:
         """Return a call that ``torch.autocast`` is as on this thread for, on whichever it is made."""
-        if (cast := autocast_of(self._kind)) is None:
-            return call
-        here = torch.autocast(self._kind, cast)
+        casts = casts_here()
 
         def made() -> _T:
-            with here:
+            with casting(casts):
                 return call()
 
         return made

@@ -35,6 +35,7 @@ from ucm.cache.staged import Staged
 from ucm.cache.sync import Cache
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError, UCMError
+from ucm.integration.computing import casting, casts_here
 from ucm.integration.transformers.model import identify
 from ucm.prefixes import Place, PrefixHasher, tenant_of
 
@@ -87,9 +88,10 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
     ) -> None:
         _check(manager)
         tokens = manager.continuous_batching_config.page_size
-        identity = identify(
-            manager.model, block_tokens=tokens, weights=weights, form=_FORM
-        )
+        with casting(dict.fromkeys(casts_here())):  # as on the manager's own thread
+            identity = identify(
+                manager.model, block_tokens=tokens, weights=weights, form=_FORM
+            )
         self._hasher = PrefixHasher(identity.keyspace, tokens)
         self._hasher.keys(
             (), salt=salt

@@ -27,7 +27,8 @@ from ucm import blocking
 from ucm.cache.sync import Cache, Save
 from ucm.config import UCMConfig
 from ucm.errors import DeviceTimeoutError, LayoutError
-from ucm.integration.transformers.model import autocast_of, identify
+from ucm.integration.computing import autocast_of
+from ucm.integration.transformers.model import identify
 from ucm.integration.transformers.prompts import Row, rows_of
 from ucm.integration.transformers.staging import Lane, Staging, States
 from ucm.prefixes import Place, PrefixHasher

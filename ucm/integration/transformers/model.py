@@ -21,15 +21,21 @@ from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 import ucm
 from ucm.errors import ConfigError
+from ucm.integration.computing import autocast_of, changes_of, hooks_of
 from ucm.integration.digest import read_weights
 
-__all__ = ["Identity", "Shape", "autocast_of", "identify", "observe"]
+__all__ = ["Identity", "Shape", "identify", "observe"]
 
 _LENGTH_FREE: Final = frozenset({"default", "linear", "llama3", "proportional", "yarn"})
 """Kinds of rotary embedding that rotate a key the same however long its prompt becomes."""
 _NOT_DECIDING: Final = frozenset({"_name_or_path", "id2label", "label2id"})
 """Fields of a configuration that change no byte."""
-_KNOWN_HOOKS: Final = ("torch.", "transformers.", "accelerate.")
+_KNOWN_HOOKS: Final = (
+    "torch.",
+    "transformers.",
+    "accelerate.",
+    "compressed_tensors.",
+)
 """Whose hooks change no state, or say so by a module of another type."""
 _FORM: Final = "block: layers, keys before values, [heads, tokens, dim]"
 _SAME: Final = 1e-2
@@ -91,11 +97,11 @@ def identify(
     Raises:
         ConfigError: Its cache cannot be reused by prefix; names what of it.
     """
-    # Whose ``generate`` computes without what was compiled.
-    model = getattr(model, "_orig_mod", model)
+    # Its ``generate`` computes without what was compiled, a call of it with that.
+    given, model = model, getattr(model, "_orig_mod", model)
     _check_kind(model)
-    _check_hooks(model)
     shape = observe(model)
+    _check_hooks(model)  # some are of the first call alone
     cast = autocast_of(shape.device.type)
     page = block_tokens * shape.token_elements * shape.dtype.itemsize
     layout = ucm.paged_layout({"kv": page}, block_tokens=block_tokens)
@@ -116,16 +122,10 @@ def identify(
             "code": _code_of(model),
             "made": _made_by(model),
         }
-        | ({"autocast": str(cast)} if cast else {}),
+        | ({"autocast": str(cast)} if cast else {})
+        | ({"compiled": True} if given is not model else {}),
     )
     return Identity(shape=shape, layout=layout, keyspace=keyspace)
-
-
-def autocast_of(kind: str) -> torch.dtype | None:
-    """Return in which type ``torch.autocast`` has this thread compute on a kind of device, if in any."""
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return None
 
 
 def observe(model: PreTrainedModel) -> Shape:
@@ -219,12 +219,10 @@ def _check_kind(model: PreTrainedModel) -> None:
 
 def _check_hooks(model: PreTrainedModel) -> None:
     """Refuse what strangers have called as the model computes."""
-    for each in model.modules():
-        hooks = (*each._forward_hooks.values(), *each._forward_pre_hooks.values())  # noqa: SLF001 - no other name
-        for hook in hooks:
-            if not str(getattr(hook, "__module__", "")).startswith(_KNOWN_HOOKS):
-                told, remedy = type(each).__name__, "Remove it before you open this."
-                raise _refused("forward hook", told, "it may change states", remedy)
+    for where, maker in hooks_of(model):
+        if not maker.startswith(_KNOWN_HOOKS):
+            remedy = "Remove it before you open this."
+            raise _refused("forward hook", where, "it may change states", remedy)
 
 
 def _rope_kinds(parameters: Mapping[str, Any]) -> Iterator[str]:
@@ -259,9 +257,8 @@ def _made_by(model: PreTrainedModel) -> list[str]:
     types = hashlib.sha256()
     for name, module in model.named_modules():
         types.update(f"{name} {type(module).__qualname__}\n".encode())
-        if (own := vars(module).get("forward")) is not None:
-            who = [getattr(own, at, "") for at in ("__module__", "__qualname__")]
-            types.update(f"{name} forward {who}\n".encode())
+        for each in changes_of(module):
+            types.update(f"{name} {each}\n".encode())
         tensors = {**dict(module.named_parameters(recurse=False)), **module._buffers}  # noqa: SLF001 - those that share memory too
         for key, each in sorted(tensors.items()):
             if each is None:

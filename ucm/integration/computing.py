@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+What has a model of torch compute otherwise than its code and its weights say.
+
+``torch.autocast``, which is a thread's own; hooks, on a module, on all of them, or of
+accelerate; and what takes the place of a ``forward``.
+
+Threading: any thread.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch.nn.modules import module as everywhere
+
+__all__ = ["autocast_of", "casting", "casts_here", "changes_of", "hooks_of"]
+
+
+def autocast_of(kind: str) -> torch.dtype | None:
+    """Return in which type ``torch.autocast`` has this thread compute on a kind of device, if in any."""
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
+def casts_here() -> dict[str, torch.dtype | None]:
+    """Return ``autocast_of`` each kind of device on which parts of a model may be."""
+    accelerator = torch.accelerator.current_accelerator()
+    kinds = {"cpu"} | ({accelerator.type} if accelerator else set())
+    return {
+        kind: autocast_of(kind)
+        for kind in sorted(kinds)
+        if torch.amp.is_autocast_available(kind)
+    }
+
+
+@contextlib.contextmanager
+def casting(casts: Mapping[str, torch.dtype | None]) -> Iterator[None]:
+    """Have ``torch.autocast`` be so on this thread meanwhile."""
+    with contextlib.ExitStack() as kept:
+        for kind, cast in casts.items():
+            kept.enter_context(torch.autocast(kind, cast, enabled=cast is not None))
+        yield
+
+
+def hooks_of(model: torch.nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield of all that is called around a ``forward`` whose it is, and where it was made."""
+    found: list[tuple[str, object]] = [
+        ("all modules", each)
+        for each in (
+            *everywhere._global_forward_hooks.values(),  # noqa: SLF001 - no other name
+            *everywhere._global_forward_pre_hooks.values(),  # noqa: SLF001 - no other name
+        )
+    ]
+    for module in model.modules():
+        own = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())  # noqa: SLF001 - no other name
+        theirs = (module._hf_hook,) if hasattr(module, "_hf_hook") else ()  # noqa: SLF001 - accelerate's
+        found += [(type(module).__name__, each) for each in (*own, *theirs)]
+    for where, hook in found:
+        yield where, _made_in(hook)
+        several = getattr(hook, "hooks", ())  # of accelerate, in one
+        found += [(where, each) for each in several]
+
+
+def changes_of(module: torch.nn.Module) -> Iterator[str]:
+    """Yield what one module computes with in place of its class's ``forward``."""
+    if (own := _replaced(module)) is not None:
+        who = [getattr(own, at, "") for at in ("__module__", "__qualname__")]
+        yield f"forward {who}"
+    if module._compiled_call_impl is not None:  # noqa: SLF001 - no other name
+        yield "compiled"
+
+
+def _replaced(module: torch.nn.Module) -> object | None:
+    """Return a function that is not that of the class, or is not of the class's own code."""
+    owner = next(each for each in type(module).__mro__ if "forward" in vars(each))
+    plain: object = type(module).forward
+    own: object = vars(module).get("forward")
+    if _made_in(own).startswith("accelerate."):  # it has kept what it calls
+        own = vars(module).get("_old_forward")
+    if own is not None and getattr(own, "__func__", None) is not plain:
+        return own
+    is_its = getattr(plain, "__module__", "") == owner.__module__
+    return None if is_its else plain
+
+
+def _made_in(called: object) -> str:
+    """Return the module of what is called in the end."""
+    while isinstance(called, functools.partial):
+        called = called.func
+    return str(getattr(called, "__module__", ""))
