@@ -31,8 +31,8 @@ DOORS = (
         name="handshake_of_stages_to_all",
         why="A child of MultiConnector that knows of no stages gets it, and the engine does not start.",
         file="ucm/integration/vllm/messages.py",
-        find="    if stages == 1:\n",
-        replace="    if stages:\n",
+        find="pipeline_parallel_size == 1:\n",
+        replace="pipeline_parallel_size:\n",
         killers=(f"{_GREETING}::test_other_handshakes_go_before_ours",),
     ),
     Mutant(

@@ -98,7 +98,11 @@ class TestGreeting:
         own, other = (object.__new__(UCMConnector) for _ in range(2))
         wrapper = Greeter()
         wrapper._ucm_engine = own
-        assert may_greet(own, 2)  # in no engine
+        one, two = (
+            SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=n))
+            for n in (1, 2)
+        )
+        assert may_greet(own, two)  # in no engine
         monkeypatch.setattr(messages, "has_kv_transfer_group", lambda: True)
         for group, expected in (
             (own, (True, True)),
@@ -110,4 +114,4 @@ class TestGreeting:
             (SimpleNamespace(_connectors=[Greeter(), own]), (False, False)),
         ):
             monkeypatch.setattr(messages, "get_kv_transfer_group", lambda it=group: it)
-            assert expected == (may_greet(own, 1), may_greet(own, 2)), group
+            assert expected == (may_greet(own, one), may_greet(own, two)), group

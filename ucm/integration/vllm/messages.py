@@ -8,6 +8,7 @@ bytes, which are decoded by version and never unpickled.
 
 import attrs
 import msgspec
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -87,7 +88,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):
             raise MessageError(f"damaged handshake: {exc}") from exc
 
 
-def may_greet(own: KVConnectorBase_V1, stages: int) -> bool:
+def may_greet(own: KVConnectorBase_V1, config: VllmConfig) -> bool:
     """
     Return whether the engine may be given the handshake of a worker's connector.
 
@@ -97,7 +98,7 @@ def may_greet(own: KVConnectorBase_V1, stages: int) -> bool:
     """
     group = get_kv_transfer_group() if has_kv_transfer_group() else None
     usual = {type(own).get_handshake_metadata}
-    if stages == 1:
+    if config.parallel_config.pipeline_parallel_size == 1:
         usual.add(KVConnectorBase_V1.get_handshake_metadata)
     others = (
         child

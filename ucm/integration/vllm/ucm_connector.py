@@ -248,8 +248,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Return what this rank stores under, unless another child has to be heard."""
-        stages = self._vllm_config.parallel_config.pipeline_parallel_size
-        half = self._worker if may_greet(self, stages) else None
+        half = self._worker if may_greet(self, self._vllm_config) else None
         return None if half is None else half.handshake()
 
     # Scheduler.
