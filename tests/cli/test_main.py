@@ -77,6 +77,7 @@ def test_killed_command_leaves_nothing(memory_path, number):
     memory_path.mkdir()
     code = (
         "import shutil, signal, sys; from ucm.cli import bench; from ucm.cli.main import main\n"
+        f"signal.signal({number}, signal.SIG_DFL)\n"  # nohup has one ignored
         "bench.measure_store = lambda *_: print(flush=True) or signal.pause()\n"
         "remove = shutil.rmtree\n"
         "def removed(*given, **more):\n"
@@ -90,5 +91,8 @@ def test_killed_command_leaves_nothing(memory_path, number):
         assert measured.stdout.readline()
         assert list(memory_path.iterdir())
         measured.send_signal(number)
-        assert -number == measured.wait(60.0)
+        try:
+            assert -number == measured.wait(60.0)
+        finally:
+            measured.kill()
     assert [] == list(memory_path.iterdir())
