@@ -31,6 +31,16 @@ class TestWatched(Memory):
         """Wrap the small model."""
         return _watched(await super().open_small(place))
 
+    async def test_what_it_watches_it_tells(self, tmp_path):
+        """Of what it was asked about: it lists nothing, and says of blocks what their answers do."""
+        keys, told = make_keys(5), []
+        async with self.opened(tmp_path) as backend:
+            await backend.put(sealed(keys[:2]))
+            assert () == backend.watch(lambda *news: told.append(news))
+            await backend.put(sealed(keys[1:]))
+            await backend.delete(keys[:1])
+        assert [*((key, True) for key in keys[1:]), (keys[0], False)] == told
+
 
 del Memory  # it has a file of its own
 

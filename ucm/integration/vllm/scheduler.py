@@ -171,7 +171,7 @@ class SchedulerHalf:
         match = self._lookups.looked(request_id, match, computed_tokens, now)
         return match.tokens, self._parks and match.tokens > 0
 
-    def watch_cache(self, block_pool: Any) -> None:  # noqa: ANN401 - vLLM's BlockPool
+    def watch_cache(self, block_pool: object) -> None:
         """Take the engine's blocks: they show when its cache is emptied, and what is free."""
         self._doubts.watch(block_pool)
         self._lookups.block_pool = block_pool
