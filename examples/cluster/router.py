@@ -132,14 +132,9 @@ class Router:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        limit = aiohttp.ClientTimeout(
-            total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S
-        )
         # Requests at an engine that stands still keep no connection from the others.
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(
-            timeout=limit, connector=connector
-        ) as self._client:
+        async with aiohttp.ClientSession(connector=connector) as self._client:
             yield
 
     async def _rank(self, tokens: Sequence[int]) -> list[Engine]:
@@ -154,18 +149,20 @@ class Router:
         for engine in await self._rank([]):
             with contextlib.suppress(aiohttp.ClientError):
                 async with await self._post(
-                    engine, "/tokenize", asked, sock_read=_CONNECT_S
+                    engine, "/tokenize", asked, _CONNECT_S
                 ) as told:
                     told.raise_for_status()
                     return list((await told.json())["tokens"])
         return []
 
     async def _post(
-        self, engine: Engine, path: str, body: dict[str, Any], **limits: float
+        self, engine: Engine, path: str, body: dict[str, Any], silent_s: float
     ) -> aiohttp.ClientResponse:
         """Ask an engine; who says nothing is asked by nobody for as long as it was waited for."""
         began = time.monotonic()
-        limit = attrs.evolve(self._client.timeout, **limits)
+        limit = aiohttp.ClientTimeout(
+            total=None, sock_connect=_CONNECT_S, sock_read=silent_s
+        )
         try:
             return await self._client.post(engine.url + path, json=body, timeout=limit)
         except aiohttp.ClientError:
@@ -177,11 +174,13 @@ class Router:
         body = await request.json()
         for engine in await self._rank(await self._tokens(body)):
             engine.in_flight += 1
+            answer = None
             try:
-                answer = await self._post(engine, "/v1/completions", body)
+                answer = await self._post(engine, "/v1/completions", body, _SILENT_S)
             except aiohttp.ClientError:
-                engine.in_flight -= 1
                 continue
+            finally:  # however it ended, as where nobody waits for it any more
+                engine.in_flight -= answer is None
             engine.num_asked += 1
             return StreamingResponse(
                 self._body(engine, answer),

@@ -86,6 +86,8 @@ class TestLs:
             row["key"] for row in plain["keys"]
         }
         assert {key.hex() for key in salted[:2]} == {row["key"] for row in own["keys"]}
+        # As of a variable that is not set: nobody's blocks for somebody's.
+        assert USAGE == tell(capsys, "store", "ls", path, *choice, "--salt", "")[0]
 
     def test_text_of_a_key_space_is_no_markup_and_no_command(self, path, capsys):
         """Nothing that somebody named a model after does anything to a terminal."""

@@ -67,9 +67,13 @@ async def answer(reader, writer):
 async def test_engine_that_says_nothing_is_passed_over(monkeypatch):
     """One whose machine stands still, and that holds most of a prompt, costs the requests to the
     router one wait in as long as that, and not each of them an error."""
-    monkeypatch.setattr(router, "_SILENT_S", 1.0)
+    monkeypatch.setattr(router, "_SILENT_S", 5.0)
     monkeypatch.setattr(router, "_PAUSE_S", 0.0)
     hung.clear()
+    waits = SimpleNamespace(
+        monotonic=lambda: 100.0 * len(hung)
+    )  # and nothing else lasts
+    monkeypatch.setattr(router, "time", waits)
     servers = [await asyncio.start_server(do, "127.0.0.1") for do in (hang, answer)]
     urls = [f"http://127.0.0.1:{one.sockets[0].getsockname()[1]}" for one in servers]
     engines = [

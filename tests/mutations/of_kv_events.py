@@ -39,8 +39,18 @@ KV_EVENTS = (
         name="router_waits_for_who_stands_still",
         why="X-14: each prompt that a machine has which stands still is an error behind five minutes.",
         file="examples/cluster/router.py",
-        find="total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S",
-        replace="total=_SILENT_S",
+        find="total=None, sock_connect=_CONNECT_S, sock_read=silent_s",
+        replace="total=silent_s",
+        killers=(
+            "tests/examples/test_cluster.py::test_engine_that_says_nothing_is_passed_over",
+        ),
+    ),
+    Mutant(
+        name="router_asks_again_who_stands_still",
+        why="X-14: five minutes of waiting, five seconds of peace, and five minutes again.",
+        file="examples/cluster/router.py",
+        find="max(_PAUSE_S, now - began)",
+        replace="_PAUSE_S",
         killers=(
             "tests/examples/test_cluster.py::test_engine_that_says_nothing_is_passed_over",
         ),

@@ -107,6 +107,16 @@ SHELF = (
         killers=(f"{_CHANGES}::TestRm::test_nothing_goes_in_a_dry_run",),
     ),
     Mutant(
+        name="empty_salt_taken_for_none",
+        why="A script whose variable is not set forgets the blocks of a prompt without a salt.",
+        file=_CHOOSE,
+        find='        if self.salt == "":',
+        replace="        if False:",
+        killers=(
+            f"{_LOOKS}::TestLs::test_prompt_ids_choose_its_blocks_with_their_salt",
+        ),
+    ),
+    Mutant(
         name="salt_of_a_prompt_forgotten",
         why="The blocks of everybody go instead of those of one tenant.",
         file=_CHOOSE,

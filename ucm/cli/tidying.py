@@ -36,9 +36,9 @@ def tidily() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread()
         and signal.getsignal(each) is signal.SIG_DFL
     ]
-    for each in before:
-        signal.signal(each, interrupt)
     try:
+        for each in before:
+            signal.signal(each, interrupt)
         yield
     finally:
         for each in before:
