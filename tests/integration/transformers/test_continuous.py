@@ -294,12 +294,24 @@ class TestRefusals:
             Engine(model_of(LLAMA), tmp_path, salt="tenant")
         assert [] == [*tmp_path.iterdir()]
 
+    @pytest.mark.parametrize("release", ["5.18.0", "5.25.0.dev0", "6.19.0"])
     def test_other_release_is_refused(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
     ) -> None:
         """Its methods may be others."""
-        monkeypatch.setattr(transformers, "__version__", "5.20.0")
-        assert "transformers==5.19.0" in refusal(tmp_path, manager_of(model_of(LLAMA)))
+        monkeypatch.setattr(transformers, "__version__", release)
+        told = refusal(tmp_path, manager_of(model_of(LLAMA)))
+        assert f"{release!r}" in told
+        assert "transformers 5.19 to 5.24" in told
+
+    @pytest.mark.parametrize("release", ["5.19.0", "5.22.2", "5.24.0"])
+    def test_releases_that_it_was_run_with_are_taken(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: str
+    ) -> None:
+        """Whoever installs the newest one is not told to go back."""
+        monkeypatch.setattr(transformers, "__version__", release)
+        with Engine(model_of(LLAMA), tmp_path) as engine:
+            assert engine.prompts is not None
 
     def test_manager_that_runs_is_refused(self, tmp_path: Path) -> None:
         """Its thread is in what would be wrapped."""

@@ -15,7 +15,9 @@ from tests.integration.transformers.kit import (
     BF16,
     BLOCK,
     HERE,
+    KEEPS_TYPES_APART,
     OTHER,
+    RELEASE,
     changed,
     config_of,
     generate,
@@ -61,6 +63,7 @@ def rounding() -> torch.autocast:
 
 @pytest.mark.slow
 class TestAutocast:
+    @KEEPS_TYPES_APART
     def test_states_of_other_precision_are_not_found(self, tmp_path: Path) -> None:
         """R-05: what was computed in whole numbers is not what is computed under autocast."""
         model = model_of(LLAMA)
@@ -151,7 +154,7 @@ class TestExact:
         "options",
         [
             {"use_cache": False},
-            {"prefill_chunk_size": 32},
+            *([{"prefill_chunk_size": 32}] if RELEASE < (5, 21) else []),
             {"assistant_model": OTHER},
             {"prompt_lookup_num_tokens": 3},
         ],
@@ -167,7 +170,7 @@ class TestExact:
             options = {"assistant_model": model_of(options["assistant_model"])}
         fill(prompts, model)
         own = generate(model, IDS[:, : BLOCKS * BLOCK]).past_key_values
-        own.crop(BLOCKS * BLOCK)
+        own.crop(BLOCKS * BLOCK - own.get_seq_length())
         restored, _ = prompts.restore(IDS)
         expected = generate(model, IDS, own, **options).sequences
         done = generate(model, IDS, restored, **options)

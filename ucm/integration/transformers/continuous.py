@@ -9,7 +9,7 @@ Continuous batching of transformers: what its paged cache has no block of is loa
         manager.stop()
 
 Its cache shares blocks between requests that begin alike. Two of its methods are wrapped,
-which no release promises to keep: so only the one that this was run with is taken. Before
+which no release promises to keep: so only those that this was run with are taken. Before
 the cache is searched, blocks that the store has are put into it; once a forward pass has
 completed blocks, they are saved. Bytes pass through memory of ours, the *slots*: no copy
 of ours goes on in blocks that the engine may give to another request.
@@ -19,6 +19,7 @@ Threading: opened and closed by the host; all else on the thread that generates.
 
 import contextlib
 import itertools
+import re
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -43,8 +44,9 @@ __all__ = ["ContinuousPrompts"]
 
 _Theirs: TypeAlias = Any
 """An object of transformers that is not typed."""
-_RELEASE: Final = "5.19.0"
-"""The one whose methods are wrapped."""
+_FIRST: Final = (5, 19)
+_LAST: Final = (5, 24)
+"""Releases whose methods are wrapped."""
 _OURS: Final = (UCMError, RuntimeError)
 """What ends no engine: a store that is closed, a device without memory for a copy."""
 _FORM: Final = (
@@ -302,9 +304,10 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
 
 def _check(manager: _Theirs) -> None:
     """Refuse what nobody tried."""
-    if transformers.__version__ != _RELEASE:
-        remedy = f"Install transformers=={_RELEASE}."
-        raise _refused("transformers", transformers.__version__, "untried", remedy)
+    version = transformers.__version__
+    if not _FIRST <= tuple(map(int, re.findall(r"\d+", version)[:2])) <= _LAST:
+        remedy = f"Install transformers {_told(_FIRST)} to {_told(_LAST)}."
+        raise _refused("transformers", version, "untried", remedy)
     if manager.is_running():
         remedy = "Open this before you start it."
         raise _refused("manager", "running", "it has searched its cache", remedy)
@@ -318,6 +321,10 @@ def _check(manager: _Theirs) -> None:
         problem = "blocks are given back while a batch is under way"
         remedy = "Set it to False."
         raise _refused("use_async_batching", True, problem, remedy)
+
+
+def _told(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
 
 
 def _cache_of(manager: _Theirs, block_bytes: int) -> tuple[_Theirs, _Theirs]:
