@@ -5,12 +5,13 @@ import errno
 import mmap
 import os
 
+import msgspec
 import pytest
 
 from tests.backends.disk_kit import Refused, find, keys_on, open_disk
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.disk import DiskBackend, _drive
-from ucm.backends.disk._drive import BLOCKS, MANIFEST
+from ucm.backends.disk._drive import BLOCKS, MANIFEST, Manifest
 from ucm.errors import ConfigError
 from ucm.testing.backend_contract import BLOCK, fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
@@ -65,6 +66,16 @@ class TestRefusals:
         second = await open_disk(tmp_path)
         assert [True] == await fetch_sound(second, KEYS[:1])
         await second.aclose()
+
+    async def test_directory_that_cannot_be_locked_is_named(self, tmp_path):
+        """R-51: one on a drive that is read-only by now, or has no files left: the agent ended as
+        by a bug, and its engine, which was not told why, started it again and again."""
+        (tmp_path / MANIFEST).write_bytes(
+            msgspec.json.encode(Manifest("ucm-disk", 1, 1 << 20))
+        )
+        (tmp_path / "lock").mkdir()
+        with pytest.raises(ConfigError, match=r"tiers\.0\.path.*cannot be used: .*lock"):
+            await open_disk(tmp_path)
 
     async def test_directory_that_others_may_write_to_is_refused(self, tmp_path):
         """Nobody else may put blocks there; the remedy is a command."""

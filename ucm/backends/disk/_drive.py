@@ -89,10 +89,10 @@ class Drive:
         try:
             mine = Manifest("ucm-disk", _SCHEMA, extent_bytes)
             told = claim(path, MANIFEST, mine, key)
+            self._lock_fd = lock(path, _LOCK, key)
         except OSError as exc:
             raise path_error(key, path, f"it cannot be used: {exc}") from exc
         self.extent_bytes = told.extent_bytes
-        self._lock_fd = lock(path, _LOCK, key)
 
     def allocate(self, geometry: Geometry) -> None:
         """
