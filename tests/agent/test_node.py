@@ -9,12 +9,14 @@ import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from tests.agent.test_process import KEYS, Place, until
 from tests.stores.slab_kit import open_slab
+from ucm.agent import node
 from ucm.agent.__main__ import main
 from ucm.agent.client import AgentClient
 from ucm.agent.protocol import Follow
@@ -303,6 +305,31 @@ class TestMain:
 
         with open_slab(here.slab, 64):
             assert 0 == here.serve(engine)
+
+    def test_engine_beyond_those_that_an_agent_takes_is_told(
+        self, here, monkeypatch
+    ) -> None:
+        """R-63: one more than 256 was left without a word: it started another agent each six seconds,
+        and its log had no line of that. Who only looks is answered."""
+        monkeypatch.setattr(node, "_MOST_PEERS", 1)
+        launched, said = [], []
+        log = SimpleNamespace(
+            info=lambda event, **more: said.append(event),
+            warning=lambda event, **more: said.append(more["error"]),
+        )
+
+        def engine() -> None:
+            with here.client():
+                beyond = AgentClient(
+                    here.slab, 4096, log, lambda: launched.append(1) or ""
+                )
+                until(lambda: said or launched)
+                beyond.close()
+                assert here.status()["slots"]
+
+        with open_slab(here.slab, 64):
+            assert 0 == here.serve(engine)
+        assert (["the agent serves 1 engines, no more"], []) == (said, launched)
 
     def test_agent_without_tiers_keeps_a_ledger(self, here) -> None:
         """R-57: where an engine is to tell of its slab alone, an agent serves it."""

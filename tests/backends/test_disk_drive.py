@@ -74,7 +74,9 @@ class TestRefusals:
             msgspec.json.encode(Manifest("ucm-disk", 1, 1 << 20))
         )
         (tmp_path / "lock").mkdir()
-        with pytest.raises(ConfigError, match=r"tiers\.0\.path.*cannot be used: .*lock"):
+        with pytest.raises(
+            ConfigError, match=r"tiers\.0\.path.*cannot be used: .*lock"
+        ):
             await open_disk(tmp_path)
 
     async def test_directory_that_others_may_write_to_is_refused(self, tmp_path):

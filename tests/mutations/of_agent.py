@@ -339,4 +339,14 @@ AGENT = (
             "tests/agent/test_second.py::TestSecond::test_service_that_meets_no_slab_says_so",
         ),
     ),
+    Mutant(
+        name="engines_without_end",
+        why="An agent keeps a connection, and what it wants, for as many engines as come.",
+        file=_NODE,
+        find="if self._num_engines > _MOST_PEERS:",
+        replace="if False:",
+        killers=(
+            "tests/agent/test_node.py::TestMain::test_engine_beyond_those_that_an_agent_takes_is_told",
+        ),
+    ),
 )

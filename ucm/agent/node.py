@@ -37,7 +37,7 @@ from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
 from ucm.backends.wrap import BreakerBackend, DeadlineBackend
 from ucm.config import UCMConfig
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.reasons import Reason
 from ucm.status import peer_uid
 from ucm.stores.abc import Store
@@ -227,9 +227,6 @@ class Node:
             if uid != os.geteuid():
                 self._log.warning(AGENT_REFUSED, error=f"a process of user {uid}")
                 return
-            if self._num_engines >= _MOST_PEERS:
-                self._log.warning(AGENT_REFUSED, error=f"{_MOST_PEERS} are there")
-                return
             self._num_engines += 1
             tiers = digest_of(self._config.tiers)
             peer = Connection(
@@ -246,6 +243,10 @@ class Node:
 
     async def _core_of(self, block_bytes: int) -> AgentCore:
         """Return what serves the class of slots for such blocks; opens the slab for it if need be."""
+        if self._num_engines > _MOST_PEERS:
+            # In words: who is left without one starts another agent, again and again.
+            problem = f"the agent serves {_MOST_PEERS} engines, no more"
+            raise StoreUnavailableError(problem)
         async with self._opening:
             if (slot_bytes := self._slots_of.get(block_bytes, 0)) not in self._cores:
                 store = await self._call(
