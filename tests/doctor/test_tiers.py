@@ -6,6 +6,7 @@ import pytest
 
 from ucm.backends.abc import Advice, Presence
 from ucm.backends.memory import MemoryBackend, Shelf
+from ucm.backends.opening import open_backend
 from ucm.doctor.findings import Severity
 from ucm.doctor.tiers import check_tier
 from ucm.errors import ConfigError
@@ -28,6 +29,11 @@ async def in_memory(settings, key):
     """Open a backend as its registered name does."""
     rest = {name: settings[name] for name in settings if name != "type"}
     return await MemoryBackend.open_configured(rest, key)
+
+
+async def close(tier):
+    """Open a tier, as an agent does, and close it."""
+    await (await open_backend(tier, "tiers.0")).aclose()
 
 
 def test_tier_that_answers_is_well():
@@ -196,6 +202,21 @@ class TestDrives:
         finding = check_tier(given, "tiers.0")
         assert Severity.WRONG is finding.severity
         assert "of 900 TiB" in finding.text
+
+    def test_drive_that_was_made_for_smaller_blocks_is_found(self, tmp_path):
+        """One whose capacity was raised to what the model needs stays cut as it was, and takes no
+        block: it was called well."""
+        tier = {"type": "disk", "path": str(tmp_path / "d"), "capacity": "32MiB"}
+        anyio.run(close, tier)
+        larger = tier | {"capacity": "128MiB"}
+        finding = check_tier(larger, "tiers.0", block_bytes=4 << 20)
+        assert Severity.WRONG is finding.severity
+        assert "tiers.0.path" in finding.text
+        assert "for blocks of up to 1.992 MiB" in finding.text
+        assert "remove the directory" in finding.remedy
+        for block_bytes in (0, 1 << 20):
+            well = check_tier(larger, "tiers.0", block_bytes=block_bytes)
+            assert Severity.FINE is well.severity
 
     def test_drive_that_is_not_there_is_found(self, tmp_path):
         """A mount that somebody forgot."""

@@ -219,4 +219,14 @@ BENCH = (
         replace="        elif each.nbytes > self._backend.capabilities.max_block_bytes:",
         killers=(f"{_SPILLS}::test_block_that_is_offered_costs_no_question",),
     ),
+    Mutant(
+        name="drive_of_smaller_blocks_called_well",
+        why="A disk tier whose capacity was raised takes no block, and nobody says why.",
+        file="ucm/doctor/tiers.py",
+        find="            _check_made(settings, key, block_bytes, seconds)\n",
+        replace="",
+        killers=(
+            "tests/doctor/test_tiers.py::TestDrives::test_drive_that_was_made_for_smaller_blocks_is_found",
+        ),
+    ),
 )

@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import anyio
+import msgspec
 
 from ucm.agent.admission import admission_of
 from ucm.backends._places import is_claimed
 from ucm.backends.abc import Advice, Backend, Presence
 from ucm.backends.disk._drive import MANIFEST as DISK
+from ucm.backends.disk._drive import Manifest
+from ucm.backends.disk._stamp import Geometry
 from ucm.backends.files._share import MANIFEST as FILES
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
@@ -62,6 +65,7 @@ def check_tier(
         admission_of(settings, key)
         if block_bytes:
             _check_holds(settings, key, block_bytes)
+            _check_made(settings, key, block_bytes, seconds)
         probe = PROBES.get(str(settings.get("type")))
         if probe is not None:
             return probe(settings, key, seconds)
@@ -185,6 +189,36 @@ def _check_holds(settings: Mapping[str, object], key: str, nbytes: int) -> None:
         raise ConfigError(
             f"{key}.capacity", read.capacity, problem + size_text(nbytes), remedy
         )
+
+
+def _check_made(
+    settings: Mapping[str, object], key: str, nbytes: int, seconds: float
+) -> None:
+    """
+    Refuse a drive that was made when its capacity was too small for a block: it stays cut so.
+
+    Raises:
+        ConfigError: It was.
+    """
+    is_disk = settings.get("type") == "disk"
+    for path in read_tier(settings, key).path if is_disk else ():
+        extent_bytes = within(seconds, lambda path=path: _extents_of(path))  # type: ignore[misc]  # bound now
+        most = Geometry(1, extent_bytes).max_block_bytes if extent_bytes else nbytes
+        if most < nbytes:
+            problem = f"it was made with less capacity, for blocks of up to {size_text(most)}, and the model's have "
+            remedy = "Stop its engines and their agent, and remove the directory."
+            raise ConfigError(
+                f"{key}.path", str(path), problem + size_text(nbytes), remedy
+            )
+
+
+def _extents_of(path: Path) -> int:
+    """Return how many bytes an extent of a drive has; 0 where there is none, which others tell."""
+    try:
+        text = (path / DISK).read_bytes()
+        return msgspec.json.decode(text, type=Manifest).extent_bytes
+    except (OSError, msgspec.DecodeError):
+        return 0
 
 
 _NEEDED: Final = {"path": "Give a directory.", "url": "Give the address of a server."}
