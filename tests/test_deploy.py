@@ -2,8 +2,11 @@
 """What is in ``deploy/`` asks for metrics that exist, and Prometheus takes it."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -236,6 +239,38 @@ class TestCluster:
         limit = container["resources"]["limits"]["memory"]
         sizes = [read_size("", text + "B") for text in (shm, limit)]
         assert config.store.capacity < sizes[0] < sizes[1]
+
+    def test_engine_s_container_waits_for_its_agent(
+        self, objects: Any, tmp_path: Path
+    ) -> None:
+        """A container ends with its first process, which was the engine: what the agent had yet to
+        spill was lost, however long the pod may take. The engine's own end is told behind it."""
+        container, _ = self.pods(objects)["engine"]
+        ended, waits, agent = (tmp_path / name for name in ("ended", "waits", "s"))
+        for name, does in (
+            ("vllm", f'echo "$@" > {tmp_path}/given; exec cat {ended}'),
+            ("sleep", f"cat {waits}"),
+        ):
+            (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+            (tmp_path / name).chmod(0o755)
+        os.mkfifo(ended)
+        os.mkfifo(waits)
+        shell, option, script, *given = container["command"]
+        script = script.replace("/dev/shm/ucm/agent.sock", str(agent))
+        assert str(agent) in script
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(agent))
+            first = subprocess.Popen(
+                [shell, option, script, *given, *container["args"]],
+                env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            )
+            with ended.open("w"):  # the engine is there, and ends by the signal
+                first.terminate()
+                with waits.open("w"):
+                    agent.unlink()
+            assert 128 + signal.SIGTERM == first.wait(60)
+        told = (tmp_path / "given").read_text().split()
+        assert ["serve", "/models/model", "--served-model-name=model"] == told[:3]
 
     def test_router_follows_every_engine(self, objects: Any) -> None:
         """It is told of as many as there are, at the ports of their service."""
