@@ -2,6 +2,8 @@
 """What a real Mooncake Store does; run by ``test_mooncake.py`` in a network of its own."""
 
 import hashlib
+import sys
+from types import SimpleNamespace
 
 import anyio
 import pytest
@@ -108,6 +110,27 @@ class TestStore:
             assert [True] * 8 == await fetch_sound(backend, KEYS)
             await backend.aclose()
 
+    async def test_block_that_a_dead_writer_had_begun_is_not_called_put(self, tmp_path):
+        """R-57: the store keeps what an agent had begun that was killed, and says "done" to the next one."""
+        with cluster(tmp_path, segments=(512 * MEGABYTE,)) as running:
+            backend, keys = await open_mooncake(running, tmp_path), make_keys(96)
+            command = [sys.executable, "-m", "tests.backends.mooncake_inside"]
+            command += [running.master_address, str(tmp_path)]
+            writer = await anyio.open_process(command, stdout=None, stderr=None)
+            with anyio.fail_after(90):
+                while Presence.PRESENT not in await backend.exists(keys):
+                    pass
+            writer.kill()
+            await writer.wait()
+            blocks = [seal(key, MEGABYTE) for key in keys]
+            put = await backend.put(blocks)
+            there = {Verdict.DONE, Verdict.PRESENT}
+            assert [one in there for one in put] == [
+                one is Presence.PRESENT for one in await backend.exists(keys)
+            ]
+            assert {*there, Verdict.AWAY} >= set(put)
+            await backend.aclose()
+
     async def test_block_of_a_dead_node_is_unavailable_and_then_absent(self, tmp_path):
         """R-51: no miss while the store still names the node; what is elsewhere comes."""
         with cluster(tmp_path) as running:
@@ -173,3 +196,14 @@ class TestStore:
             there = await fetch_sound(backend, keys, MEGABYTE)
             assert 0 < sum(there) <= 32
             await backend.aclose()
+
+
+async def _write(address, place):
+    """Put until killed."""
+    running = SimpleNamespace(master_address=address)
+    backend = await open_mooncake(running, place, threads=4)
+    await backend.put([seal(key, MEGABYTE) for key in make_keys(96)])
+
+
+if __name__ == "__main__":
+    anyio.run(_write, *sys.argv[1:])

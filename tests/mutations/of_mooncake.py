@@ -10,6 +10,7 @@ _TESTS = "tests/backends/test_mooncake.py"
 _CODES = f"{_TESTS}::TestCodes"
 _SILENT = f"{_CODES}::test_code_that_says_nothing_of_a_block_is_no_answer"
 _CONTRACT = f"{_TESTS}::TestFakeClient"
+_BEGUN = "tests/backends/test_mooncake_begun.py::TestBegun"
 
 MOONCAKE = (
     Mutant(
@@ -91,5 +92,29 @@ MOONCAKE = (
         find="        for memory in self._memory:\n            _register(client, memory)\n",
         replace="",
         killers=(f"{_TESTS}::TestJoining::test_network_cards_know_the_memory",),
+    ),
+    Mutant(
+        name="begun_called_done",
+        why="What a killed agent had begun to put is counted as spilled, and told to routers; it is in no tier.",
+        file=_FILE,
+        find="begun[at] = code == _BEGUN",
+        replace="begun[at] = False",
+        killers=(f"{_BEGUN}::test_block_that_another_has_begun_is_not_called_done",),
+    ),
+    Mutant(
+        name="begun_asked_of_a_silent_master",
+        why="A put waits for a master that is away with each block, and nobody can end it.",
+        file=_FILE,
+        find="if code < 0 and code not in (_BEGUN, _NOT_THERE):",
+        replace="if False:",
+        killers=(f"{_BEGUN}::test_silent_master_is_asked_once_what_another_has_begun",),
+    ),
+    Mutant(
+        name="begun_by_ourselves_forgotten",
+        why="What a put of ours had begun that failed is called done by the next one.",
+        file=_FILE,
+        find="        if Verdict.UNAVAILABLE in told:\n",
+        replace="        if not told:\n",
+        killers=(f"{_BEGUN}::test_block_that_another_has_begun_is_not_called_done",),
     ),
 )

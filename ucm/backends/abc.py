@@ -71,7 +71,8 @@ class Verdict(enum.StrEnum):
     UNAVAILABLE = "unavailable"
     """The other side did not answer, or refused to; it may have done what was asked."""
     AWAY = "away"
-    """As of ``Presence``, or that server takes nothing; a breaker tells ``UNAVAILABLE``."""
+    """As of ``Presence``, or that server takes nothing; put, also: another writer has begun with the block. A
+    breaker tells ``UNAVAILABLE``."""
 
 
 class Sealed(msgspec.Struct, frozen=True, eq=False):
