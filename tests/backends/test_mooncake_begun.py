@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is put into a Mooncake Store while another writes it, or had begun to as it died."""
 
+from typing import ClassVar
+
 import pytest
 
 from tests.backends.test_mooncake import KEYS, FakeClient, fake_native, settings
 from ucm.backends.abc import Verdict
 from ucm.backends.mooncake import MooncakeBackend
-from ucm.testing.backend_contract import seal
+from ucm.testing.backend_contract import fetch, seal
 
 pytestmark = pytest.mark.asyncio
 
@@ -48,4 +50,16 @@ class TestBegun:
         backend = MooncakeBackend(fake_native({}, Silent), settings())
         await backend.put([seal(key) for key in KEYS])
         assert 1 == len(asked)
+        await backend.aclose()
+
+    async def test_block_that_another_has_begun_is_a_miss(self):
+        """R-51: it is not there, as the store itself says when it is asked; the tier was taken for silent."""
+
+        class Begun(FakeClient):
+            codes: ClassVar = {"ucm/" + KEYS[1].hex(): -703}
+
+        backend = MooncakeBackend(fake_native({}, Begun), settings())
+        await backend.put([seal(key) for key in KEYS])
+        told = [one.verdict for one, _ in await fetch(backend, KEYS)]
+        assert [Verdict.DONE, Verdict.ABSENT, Verdict.DONE] == told
         await backend.aclose()

@@ -117,4 +117,12 @@ MOONCAKE = (
         replace="        if not told:\n",
         killers=(f"{_BEGUN}::test_block_that_another_has_begun_is_not_called_done",),
     ),
+    Mutant(
+        name="begun_is_no_answer",
+        why="Prompts that meet what a killed agent had begun have the whole tier taken for silent.",
+        file=_FILE,
+        find="    if code in (_NOT_THERE, _BEGUN):",
+        replace="    if code == _NOT_THERE:",
+        killers=(f"{_BEGUN}::test_block_that_another_has_begun_is_a_miss",),
+    ),
 )

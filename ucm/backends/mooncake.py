@@ -70,7 +70,7 @@ _BUFFER_BYTES = 16 << 20
 _OPENING_S = 5.0
 _NOT_THERE, _TOO_LONG, _TRANSFER_FAILED = -704, -600, -800
 _BEGUN = -703
-"""An object that a writer has begun, and has not ended."""
+"""An object that a writer has begun, and has not ended: ``batch_is_exist`` says 0."""
 _DOUBT_S = 60.0
 """So long what a writer had begun that has died stays as it is; the store has half of that by itself."""
 _PRESENCE = {1: Presence.PRESENT, 0: Presence.ABSENT}
@@ -392,7 +392,7 @@ def _failed(code: int, nbytes: int) -> Fetched:
     """Return what became of a block of which not all came, by a code or the object's length."""
     if code == HEADER_BYTES + nbytes:
         return _UNAVAILABLE
-    if code == _NOT_THERE:
+    if code in (_NOT_THERE, _BEGUN):
         return Fetched(Verdict.ABSENT)
     is_other = code >= 0 or code == _TOO_LONG
     return GARBAGE if is_other else _UNAVAILABLE
