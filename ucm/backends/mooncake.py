@@ -112,7 +112,9 @@ class MooncakeSettings:
         _Protocol.TCP, "`tcp`, `rdma` or `ascend`.", read=_read_protocol
     )
     devices: str = field("", "Names of its network cards, separated by commas.")
-    replicas: int = field(1, "Copies of each block, on nodes of their own.", least=1)
+    replicas: int = field(
+        1, "Copies of each block, on a node each; fewer on fewer nodes.", least=1
+    )
     prefix: str = field("ucm/", "What names of objects begin with.")
     threads: int = field(2, "Calls at a time.", least=1)
     timeout: float = field(
