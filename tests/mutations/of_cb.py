@@ -274,6 +274,16 @@ CB = (
         ),
     ),
     Mutant(
+        name="last_token_of_several_answers_alone",
+        why="A forward pass over no token ends the engine, at each start anew.",
+        file=_FILE,
+        find="            prompt_ids = prompt_ids[:-1]\n",
+        replace="            prompt_ids = prompt_ids[:]\n",
+        killers=(
+            f"{_EXACT}::test_prompt_with_several_answers_has_two_tokens_to_compute",
+        ),
+    ),
+    Mutant(
         name="slots_of_saves_used_up",
         why="After some prompts nothing is saved any more.",
         file=_FILE,

@@ -102,6 +102,18 @@ class TestExact:
             engine.ask(TOKENS)
             assert BLOCKS == engine.loaded()
 
+    def test_prompt_with_several_answers_has_two_tokens_to_compute(
+        self, tmp_path: Path, alone: Callable[..., list[list[int]]]
+    ) -> None:
+        """The engine ends where all but the last is found, in the store or in its cache."""
+        short = TOKENS[: 2 * BLOCK + 1]
+        filled(tmp_path, short)
+        with Engine(model_of(LLAMA), tmp_path) as engine:
+            engine.manager.num_return_sequences = 2
+            assert alone(short) == engine.ask(short)
+            assert alone(short) == engine.ask(short)
+            assert 1 == engine.loaded()
+
     def test_request_that_waits_for_room_is_loaded_when_it_has_it(
         self, tmp_path: Path, alone: Callable[..., list[list[int]]]
     ) -> None:

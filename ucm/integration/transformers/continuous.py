@@ -103,6 +103,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         blocks: torch.Tensor = allocator._copy_view  # noqa: SLF001 - no other name
         self._tokens, self._salt, self._tenant = tokens, salt, tenant_of(salt)
         self._patience = patience
+        self._manager = manager
         self._paged, self._allocator, self._blocks = paged, allocator, blocks
         self._slots = torch.zeros(
             (2 * count, blocks.shape[1]), dtype=blocks.dtype, device=blocks.device
@@ -143,6 +144,10 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
 
     def _match(self, request_id: str, prompt_ids: list[int]) -> int:
         """Stand for ``search_prefix_match``; waits for ``patience`` at most."""
+        if self._manager.num_return_sequences > 1:
+            # Before it forks a request it computes all but one token of what is left:
+            # where that is none its forward pass, and so the engine, ends.
+            prompt_ids = prompt_ids[:-1]
         with contextlib.suppress(*_OURS):
             self._restore(prompt_ids)
         found: int = self._search(request_id, prompt_ids)
