@@ -284,6 +284,14 @@ CB = (
         ),
     ),
     Mutant(
+        name="waiting_prompts_hashed_to_their_ends",
+        why="Each step takes so long as the prompts that wait are long.",
+        file=_FILE,
+        find="                if len(missing) >= room:\n",
+        replace="                if len(missing) >= max(room, len(ids)):\n",
+        killers=(f"{_EXACT}::test_prompt_that_finds_no_room_is_hashed_no_further",),
+    ),
+    Mutant(
         name="slots_of_saves_used_up",
         why="After some prompts nothing is saved any more.",
         file=_FILE,

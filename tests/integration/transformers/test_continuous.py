@@ -130,6 +130,24 @@ class TestExact:
             assert 6 <= engine.loaded() <= 12
             assert 0 == engine.lost_blocks()
 
+    def test_prompt_that_finds_no_room_is_hashed_no_further(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It is searched for in each step, as all that wait are: what that costs goes by
+        the room that there is, not by their length."""
+        hashed = []
+        inner = cache_allocator.compute_block_hash
+
+        def count(before: int | None, tokens: list[int]) -> int:
+            hashed.append(before)
+            return int(inner(before, tokens))
+
+        with Engine(model_of(LLAMA), tmp_path, num_blocks=10) as engine:
+            with engine.manager.pause():
+                monkeypatch.setattr(cache_allocator, "compute_block_hash", count)
+                engine.prompts._restore(prompt(3, 64 * BLOCK)[0].tolist())
+            assert 10 == len(hashed)
+
 
 @pytest.mark.slow
 class TestSlots:

@@ -22,7 +22,7 @@ import itertools
 import re
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -176,11 +176,18 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
 
     def _restore(self, ids: Sequence[int]) -> None:
         """Put into the cache what it misses of a prompt, as far as the store has it."""
-        known, hashes = self._allocator.ledger.hash_to_block, self._hashes_of(ids)
-        missing = [at for at, each in enumerate(hashes) if each not in known]
-        # One block is for tokens that are computed. Without room for all, the request
-        # is not begun now: it is searched for again.
-        if not missing or len(missing) >= self._num_free():
+        known, room = self._allocator.ledger.hash_to_block, self._num_free()
+        hashes: list[int] = []
+        missing: list[int] = []
+        for each in self._hashes_of(ids):
+            if each not in known:
+                missing.append(len(hashes))
+                # One block is for tokens that are computed. Without room for all, the
+                # request is not begun now: it is searched for again, in each step.
+                if len(missing) >= room:
+                    return
+            hashes.append(each)
+        if not missing:
             return
         keys = self._hasher.keys(ids[: len(hashes) * self._tokens], salt=self._salt)
         there = [(known[each], at) for at, each in enumerate(hashes) if each in known]
@@ -219,19 +226,17 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             ledger.cached_blocks[block] = None
             self._names[block] = (keys[at - 1] if at else b"", keys[at])
 
-    def _hashes_of(self, ids: Sequence[int]) -> list[int]:
-        """Return their hashes of all blocks but that of the last token."""
+    def _hashes_of(self, ids: Sequence[int]) -> Iterator[int]:
+        """Yield their hashes of all blocks but that of the last token."""
         from transformers.generation.continuous_batching.cache_allocators import (
             cache_allocator,
         )
 
-        hashes: list[int] = []
+        before: int | None = None
         size = self._tokens
         for start in range(0, (len(ids) - 1) // size * size, size):
-            before = hashes[-1] if hashes else None
             part = ids[start : start + size]
-            hashes.append(cache_allocator.compute_block_hash(before, part))
-        return hashes
+            yield (before := cache_allocator.compute_block_hash(before, part))
 
     def _num_free(self) -> int:
         """Return how many blocks nobody has to give up."""
