@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocks in slots of the host's own, verified before anybody asks for them."""
 
+from collections import Counter, OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -70,6 +72,33 @@ class TestStaged:
             staged.release(first)
             staged.release(first)
             assert 4 == staged.stage(held, LONG)
+
+    def test_what_others_hold_is_not_gone_through(self) -> None:
+        """A host may look up a thousand prompts before a step, and none of these look-ups
+        goes by what all others have staged."""
+
+        class Held(Counter[bytes]):
+            def items(self) -> Any:
+                raise AssertionError("each hold is looked at")
+
+        class Verified(OrderedDict[bytes, int]):
+            def keys(self) -> Any:
+                raise AssertionError("each staged block is looked at")
+
+            __iter__ = keys
+
+        host = Host()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 8)
+            staged._held, staged._verified = Held(), Verified()
+            keys = saved(cache, 4)
+            assert 2 == staged.stage(keys[:2], LONG)
+            assert staged.hold(keys[:2]) == staged.hold(keys[:2])
+            assert 4 == staged.stage(keys, LONG)
+            staged.release(keys[:2])
+            assert dict.fromkeys(keys[:2], 1) == staged._held
+            staged.release(keys[:2])
+            assert not staged._held
 
     def test_load_that_takes_longer_is_staged_for_who_asks_later(self) -> None:
         """It is not begun again meanwhile, and its slots are not given to others."""

@@ -233,9 +233,10 @@ CB = (
         name="more_loaded_than_there_is_room_for",
         why="The engine's thread ends: there is no sector to take.",
         file=_FILE,
-        find="if not missing or len(missing) >= self._num_free():",
-        replace="if not missing:",
+        find="if len(missing) >= room:",
+        replace="if len(missing) >= max(room, len(ids)):",
         killers=(
+            f"{_EXACT}::test_prompt_that_finds_no_room_is_hashed_no_further",
             f"{_EXACT}::test_request_that_waits_for_room_is_loaded_when_it_has_it",
         ),
     ),
@@ -282,14 +283,6 @@ CB = (
         killers=(
             f"{_EXACT}::test_prompt_with_several_answers_has_two_tokens_to_compute",
         ),
-    ),
-    Mutant(
-        name="waiting_prompts_hashed_to_their_ends",
-        why="Each step takes so long as the prompts that wait are long.",
-        file=_FILE,
-        find="                if len(missing) >= room:\n",
-        replace="                if len(missing) >= max(room, len(ids)):\n",
-        killers=(f"{_EXACT}::test_prompt_that_finds_no_room_is_hashed_no_further",),
     ),
     Mutant(
         name="slots_of_saves_used_up",

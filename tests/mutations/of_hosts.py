@@ -147,6 +147,24 @@ HOSTS = (
         ),
     ),
     Mutant(
+        name="all_holds_looked_at",
+        why="A thousand prompts that were looked up hold up the step before which they go.",
+        file="ucm/cache/staged.py",
+        find=(
+            "        for key in keys:  # and at no other: a host may hold thousands of prompts\n"
+            "            self._held[key] -= 1\n"
+            "            if self._held[key] <= 0:\n"
+            "                del self._held[key]\n"
+        ),
+        replace="        self._held -= Counter(keys)\n",
+        killers=(
+            (
+                "tests/cache/test_staged.py::TestStaged::"
+                "test_what_others_hold_is_not_gone_through"
+            ),
+        ),
+    ),
+    Mutant(
         name="vain_question_of_staged_keeps_slots",
         why="Nobody loads what an agent keeps, and others wait for their turn.",
         file="ucm/cache/staged.py",

@@ -10,6 +10,7 @@ Threading: one thread at a time.
 """
 
 import contextlib
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Final
@@ -91,7 +92,10 @@ class Staged:
 
     def release(self, keys: Sequence[bytes]) -> None:
         """End a hold."""
-        self._held -= Counter(keys)
+        for key in keys:  # and at no other: a host may hold thousands of prompts
+            self._held[key] -= 1
+            if self._held[key] <= 0:
+                del self._held[key]
 
     def forget(self) -> None:
         """Have nothing staged any more but what is held."""
@@ -123,11 +127,10 @@ class Staged:
 
     def _begin(self, keys: Sequence[bytes]) -> None:
         """Have loaded what is stored and neither staged nor on its way."""
-        asked = frozenset(keys)
         coming = {key for _, loading, _ in self._loads for key in loading}
-        there = coming | self._verified.keys()
-        wanted = [key for key in keys if key not in there]
-        self._reclaim(len(wanted) - len(self._free), asked)
+        there = self._verified
+        wanted = [key for key in keys if key not in coming and key not in there]
+        self._reclaim(len(wanted) - len(self._free), frozenset(keys))
         wanted = wanted[: len(self._free)]
         if wanted:
             slots = [self._free.pop() for _ in wanted]
@@ -147,9 +150,9 @@ class Staged:
 
     def _reclaim(self, count: int, kept: frozenset[bytes]) -> None:
         """Take slots of what was used longest ago, *count* at most."""
-        for key in list(self._verified):
-            if count <= 0:
-                return
-            if key not in kept and not self._held[key]:
-                self._free.append(self._verified.pop(key))
-                count -= 1
+        if count <= 0:
+            return
+        there, held = self._verified, self._held
+        spare = (key for key in there if key not in kept and not held[key])
+        for key in list(itertools.islice(spare, count)):
+            self._free.append(self._verified.pop(key))
