@@ -157,6 +157,7 @@ class TestExact:
             *([{"prefill_chunk_size": 32}] if RELEASE < (5, 21) else []),
             {"assistant_model": OTHER},
             {"prompt_lookup_num_tokens": 3},
+            {"assistant_early_exit": 2},
         ],
         ids=lambda options: next(iter(options)),
     )
