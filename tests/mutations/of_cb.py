@@ -14,6 +14,7 @@ _OTHERWISE = f"{_MODELS}::TestKeySpace::test_whatever_computes_otherwise_makes_a
 _SPREAD = f"{_MODELS}::TestKeySpace::test_hooks_that_move_tensors_make_no_other"
 _HOOKS = f"{_MODELS}::TestRefusals::test_model_with_hooks_is_refused"
 _AWAITING = "tests/integration/transformers/test_awaiting.py::TestAwaiting"
+_CAUSAL = "tests/integration/transformers/test_dynamic.py::TestCausal"
 _PRECISION = "tests/integration/transformers/test_dynamic.py::TestAutocast"
 _TESTS = "tests/integration/transformers/test_continuous.py"
 _DOOR = "tests/integration/transformers/test_continuous_contract.py::TestContinuousDoor"
@@ -45,6 +46,16 @@ CB = (
         find="if (now := autocast_of(self._shape.device.type)) != self._autocast:",
         replace="if (now := self._autocast) != self._autocast:",
         killers=(f"{_PRECISION}::test_verb_under_another_autocast_is_refused",),
+    ),
+    Mutant(
+        name="model_that_looks_ahead_saved",
+        why="Tokens that were computed with those behind them are found as if without.",
+        file="ucm/integration/transformers/dynamic.py",
+        find='if (now := getattr(self._config, "is_causal", None)) != self._is_causal:',
+        replace="if (now := self._is_causal) != self._is_causal:",
+        killers=(
+            f"{_CAUSAL}::test_states_of_a_model_that_looks_ahead_by_now_are_refused",
+        ),
     ),
     Mutant(
         name="autocast_of_the_loop_forgotten",

@@ -88,6 +88,24 @@ class TestAutocast:
 
 
 @pytest.mark.slow
+class TestCausal:
+    def test_states_of_a_model_that_looks_ahead_by_now_are_refused(
+        self, prompts: Any
+    ) -> None:
+        """A forward pass that is told so tells it to all threads by the configuration, where
+        it stays if two overlap: what is computed then would be found as if it were causal."""
+        model = model_of(LLAMA)
+        expected = generate(model, IDS).sequences
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(model.config, "is_causal", False, raising=False)
+            done = generate(model, IDS)
+            assert not torch.equal(expected, done.sequences)
+            with pytest.raises(LayoutError, match="is_causal"):
+                prompts.save(done.sequences, done.past_key_values)
+        assert 0 == prompts.cache.statistics().saved_blocks
+
+
+@pytest.mark.slow
 class TestExact:
     @pytest.mark.parametrize("recipe", [LLAMA, BF16], ids=["fp32", "bf16"])
     def test_every_number_of_restored_blocks_gives_the_same_tokens(

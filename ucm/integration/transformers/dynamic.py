@@ -103,6 +103,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
     ) -> None:
         identity = identify(model, block_tokens=block_tokens, weights=weights)
         self._config = model.config
+        self._is_causal = getattr(model.config, "is_causal", None)
         self._shape = identity.shape
         self._autocast = autocast_of(identity.shape.device.type)
         self._tokens = block_tokens
@@ -250,6 +251,11 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
                 as where this was opened.
         """
         self._check_autocast()
+        if (now := getattr(self._config, "is_causal", None)) != self._is_causal:
+            # Set while a forward pass has it as an argument, for all threads; where two of
+            # these overlap it stays.
+            told = f"opened with {self._is_causal}, and now it is {now}"
+            raise LayoutError(f"is_causal of the model's configuration: {told}")
         states = self._states_of(past_key_values, input_ids)
         mask = None if attention_mask is None else attention_mask.clone()
         return Held(states, states[0][0].shape[2], input_ids.clone(), mask)
