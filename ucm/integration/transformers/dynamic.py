@@ -5,7 +5,8 @@
     with BlockingPromptCache(config, model) as prompts:
         ids = tokenizer(text, return_tensors="pt").input_ids
         past, _ = prompts.restore(ids)
-        done = model.generate(ids, past_key_values=past, return_dict_in_generate=True)
+        told = {"attention_mask": torch.ones_like(ids), "past_key_values": past}
+        done = model.generate(ids, **told, return_dict_in_generate=True)
         prompts.save(done.sequences, done.past_key_values)
 
 Public names of transformers only. A miss, a full queue or a store that fails is a prompt
