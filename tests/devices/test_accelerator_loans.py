@@ -5,8 +5,9 @@ import gc
 
 import pytest
 
-from tests.devices.accelerator_kit import STILL, running
+from tests.devices.accelerator_kit import STILL, TIMEOUT, running, simulated
 from tests.kit.accelerator_streams import CUDA, NPU
+from ucm.devices import _relay, accelerator
 from ucm.errors import DeviceError, DeviceFailedError
 
 
@@ -79,3 +80,43 @@ class TestLoans:
             gc.collect()
             world.hardware.drain()
             world.driver.pins.clear()  # a device that has failed unpins nothing
+
+    @pytest.mark.slow
+    def test_leases_of_several_threads_end_behind_their_own_waits(self):
+        """C6 rule 5: hosts lease on whatever thread they save on. Where waits look late, no
+        thread's fence ends another one's loan before that one's wait has looked."""
+
+        def lease_at_once(world, simulation):
+            def lease():
+                for _ in range(3):
+                    stream = world.hardware.make_stream(0)
+                    for _ in range(10):
+                        world.driver.launch(stream, lambda: None)
+                    fence = world.device.lease(world.event(stream))  # and dropped
+                    assert fence.wait(TIMEOUT)
+
+            threads = [simulation.threads.thread(lease, "host") for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        lines = (accelerator.__file__, _relay.__file__)
+        for seed in range(20):
+            simulated(lease_at_once, NPU, seed, lines=lines)
+
+    def test_loan_that_is_just_being_given_back_keeps_no_device(self):
+        """S2-18: a close just behind the last fence waits until the poller has given back
+        what stood in front of it, rather than leave all open."""
+
+        def close_at_once(world, simulation):
+            recycle = world.device._poller._recycle
+
+            def recycle_late(event):
+                simulation.sleep(0.5)
+                recycle(event)
+
+            world.device._poller._recycle = recycle_late
+            assert world.device.lease(world.event()).wait(TIMEOUT)
+
+        simulated(close_at_once, NPU)

@@ -7,8 +7,10 @@ __all__ = ["EVENTS"]
 
 _EVENTS = "ucm/devices/events.py"
 _DEVICE = "ucm/devices/accelerator.py"
+_RELAY = "ucm/devices/_relay.py"
 _SAVE = "ucm/pipeline/save.py"
 _LEASE = "tests/devices/test_accelerator.py::TestLease"
+_LOANS = "tests/devices/test_accelerator_loans.py::TestLoans"
 _BORROW = "tests/devices/test_event_book.py::TestBorrow"
 _LOAN = "tests/devices/test_event_book.py::TestLoan"
 _OWN = "tests/devices/test_event_book.py::TestOwn"
@@ -23,7 +25,7 @@ EVENTS = (
         find="            loan.abandon()\n",
         replace="            loan.release()\n",
         killers=(
-            "tests/devices/test_accelerator_loans.py::TestLoans::test_loan_outlives_a_device_that_failed_before_a_late_wait",
+            f"{_LOANS}::test_loan_outlives_a_device_that_failed_before_a_late_wait",
         ),
     ),
     # Leases.
@@ -39,21 +41,15 @@ EVENTS = (
         name="lease_without_a_fence",
         why="A save reads blocks that the engine has not written yet.",
         file=_DEVICE,
-        find="""\
-        if event is None:
-            return self._fence_on(stream)
-""",
-        replace="""\
-        if event is None:
-            return DoneFence()
-""",
+        find="return self._fence_on(self._driver.current_stream())",
+        replace="return DoneFence()",
         killers=(f"{_LEASE}::test_save_waits_for_the_engines_work",),
     ),
     Mutant(
         name="relay_does_not_wait",
         why="The fence of a borrowed event passes before the event does.",
-        file=_DEVICE,
-        find="                loan.hold_back(stream)\n",
+        file=_RELAY,
+        find="                loan.hold_back(self._stream)\n",
         replace="                pass\n",
         killers=(f"{_GAPS}::TestLease::test_fence_of_a_borrowed_event_waits_for_it",),
     ),
@@ -61,51 +57,75 @@ EVENTS = (
         name="relay_waits_for_another_event",
         why="The engine's own work stands behind what it lent us.",
         file=_DEVICE,
-        find="stream = self._driver.current_stream() if event is None else self._relay",
-        replace="stream = self._driver.current_stream()",
+        find="return self._relay.fence_behind(self.events.borrow(event))",
+        replace="return self._fence_on(self._driver.current_stream())",
         killers=(f"{_LEASE}::test_lease_waits_for_nothing_else_than_its_event",),
     ),
     Mutant(
         name="borrowed_event_polled",
         why="We ask an event that its owner records again, or has destroyed.",
         file=_DEVICE,
-        find="                self._held_back.append(loan)\n        return self._fence_on_relay()",
-        replace="                self._held_back.append(loan)\n        return self._poller.watch(stream, event)",
+        find="return self._relay.fence_behind(self.events.borrow(event))",
+        replace="return self._poller.watch(self._relay._stream, event)",
         killers=(f"{_LEASE}::test_save_waits_for_the_engines_event",),
     ),
     Mutant(
         name="loan_released_early",
         why="The engine destroys an event for which our stream still waits.",
-        file=_DEVICE,
-        find="if self._driver.captures_waits or loan.state is Loan.BORROWED:",
+        file=_RELAY,
+        find="if self._captures_waits or loan.state is Loan.BORROWED:",
         replace="if True:",
         killers=(f"{_LEASE}::test_event_is_on_loan_until_the_wait_has_looked",),
     ),
     Mutant(
         name="loan_kept_behind_a_captured_wait",
         why="The engine's events pile up while saves wait.",
-        file=_DEVICE,
-        find="if self._driver.captures_waits or loan.state is Loan.BORROWED:",
+        file=_RELAY,
+        find="if self._captures_waits or loan.state is Loan.BORROWED:",
         replace="if loan.state is Loan.BORROWED:",
         killers=(f"{_LEASE}::test_event_recorded_again_does_not_hold_the_fence",),
     ),
     Mutant(
         name="loan_outlives_a_synchronized_device",
         why="Where events are scarce each step keeps an event of the engine's for ever.",
-        file=_DEVICE,
-        find="        self._end_loans_behind(DoneFence())\n",
+        file=_RELAY,
+        find="            self._end_behind(DoneFence())\n",
         replace="",
         killers=(
-            "tests/devices/test_accelerator_loans.py::TestLoans::test_loan_without_an_event_behind_it_ends_when_all_was_waited_for",
+            f"{_LOANS}::test_loan_without_an_event_behind_it_ends_when_all_was_waited_for",
         ),
     ),
     Mutant(
         name="loan_never_released",
         why="Each step keeps an event of the engine's for ever.",
-        file=_DEVICE,
+        file=_RELAY,
         find="        fence.call_when_over(functools.partial(give_back, held_back, fence))\n",
         replace="",
         killers=(f"{_LEASE}::test_many_leases_leave_nothing",),
+    ),
+    Mutant(
+        name="loans_of_several_threads_mixed",
+        why="A loan ends with the fence of another thread's, before its own wait has looked.",
+        file=_RELAY,
+        find="""\
+        with self._lock:
+            try:
+""",
+        replace="""\
+        if True:
+            try:
+""",
+        killers=(
+            f"{_LOANS}::test_leases_of_several_threads_end_behind_their_own_waits",
+        ),
+    ),
+    Mutant(
+        name="closed_amid_a_call_back",
+        why="A device that is closed as its last event passes stays open, and memory pinned.",
+        file="ucm/devices/poller.py",
+        find="lambda: not (self._streams or self._is_calling), timeout",
+        replace="lambda: not self._streams, timeout",
+        killers=(f"{_LOANS}::test_loan_that_is_just_being_given_back_keeps_no_device",),
     ),
     Mutant(
         name="capture_not_refused",

@@ -22,7 +22,6 @@ step. Only the poller's thread asks whether events have passed.
 """
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -34,20 +33,13 @@ from ucm.devices._paged import PagedBlocks, PagedCopy, PagedDevice, Part
 from ucm.devices._pages import Pages
 from ucm.devices._pinned import PinnedMemory
 from ucm.devices._regions import KVMemory
+from ucm.devices._relay import Relay
 from ucm.devices._staged import StagedCopies
 from ucm.devices._torch import find_regions
 from ucm.devices.abc import EventRef, Fence
 from ucm.devices.digests import DeviceDigests, find_digests
 from ucm.devices.driver import Direction, Driver, Stream
-from ucm.devices.events import (
-    BorrowedEvent,
-    DoneFence,
-    EventBook,
-    FailedFence,
-    Loan,
-    anew,
-    give_back,
-)
+from ucm.devices.events import DoneFence, EventBook, FailedFence, anew
 from ucm.devices.poller import EventPoller
 from ucm.devices.staging import StagingPool
 from ucm.errors import DeviceError, DeviceFailedError, GraphCaptureError
@@ -104,9 +96,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         )
         self._bound = threads.local()
         self._lanes: dict[Direction, _Lane] = {}
-        self._relay: Stream = None
-        self._held_back: list[BorrowedEvent] = []
-        """What the relay waits for without a fence of ours behind it."""
+        self._relay: Relay | None = None
         self._pinned = PinnedMemory({})
         self._staging: StagingPool | None = None
         self._staged: StagedCopies | None = None
@@ -134,12 +124,12 @@ class AcceleratorDevice(PagedDevice[Pages]):
 
     def _begin(self) -> None:
         """Make streams, start the poller, and see who computes checksums."""
-        stream = self._relay = self._driver.make_stream()
+        self._relay = Relay(self._driver, self._fence_on, self._threads)
         for direction in Direction:
             own = self._driver.make_stream()
             self._lanes[direction] = _Lane(own, self._threads.lock())
         self._poller.start()
-        self._digests = find_digests(self._driver, stream, self._threads)
+        self._digests = find_digests(self._driver, own, self._threads)
 
     @property
     def tells_digests(self) -> bool:
@@ -204,19 +194,10 @@ class AcceleratorDevice(PagedDevice[Pages]):
         with self._runtime():
             if self._driver.is_capturing():
                 raise GraphCaptureError("no fence while a graph is recorded")
-            stream = self._driver.current_stream() if event is None else self._relay
-        if event is None:
-            return self._fence_on(stream)
-        loan = self.events.borrow(event)
-        try:
-            with self._runtime():
-                loan.hold_back(stream)
-        finally:
-            if self._driver.captures_waits or loan.state is Loan.BORROWED:
-                loan.release()
-            else:
-                self._held_back.append(loan)
-        return self._fence_on_relay()
+            if event is None:
+                return self._fence_on(self._driver.current_stream())
+            assert self._relay is not None  # registered
+            return self._relay.fence_behind(self.events.borrow(event))
 
     def synchronize(self) -> None:
         """Block until the device has done all that was submitted."""
@@ -224,8 +205,8 @@ class AcceleratorDevice(PagedDevice[Pages]):
         with self._runtime():
             if self._driver.is_capturing():
                 raise GraphCaptureError("no wait while a graph is recorded")
-            self._driver.synchronize()
-        self._end_loans_behind(DoneFence())
+            assert self._relay is not None  # registered
+            self._relay.end_loans_behind(self._driver.synchronize)
 
     def close(self) -> None:
         """
@@ -243,7 +224,8 @@ class AcceleratorDevice(PagedDevice[Pages]):
             # The device may write there still: never unpinned, and never freed.
             self._pinned = self._pinned.without(self._staging.memory.ctypes.data)
         if self.events.borrowed and self._failure is None:
-            self._end_loans()
+            assert self._relay is not None  # nothing else is on loan
+            self._end_loans(self._relay)
         if self.events.borrowed and self._failure is None:
             return
         if not self._poller.close(_CLOSE_TIMEOUT_S):
@@ -268,16 +250,16 @@ class AcceleratorDevice(PagedDevice[Pages]):
         with contextlib.suppress(DeviceError):
             self._cleared.wait(_CLOSE_TIMEOUT_S)
 
-    def _end_loans(self) -> None:
+    def _end_loans(self, relay: Relay) -> None:
         """See that the relay waits for no event of the engine's any more."""
         try:
             self._driver.bind_thread()
-            if self._held_back:
-                self._fence_on_relay()
+            try:
+                relay.end_loans()
+            except DeviceError:  # no event to be had: wait for all instead
+                relay.end_loans_behind(self._driver.synchronize)
         except RuntimeError as exc:
             self._fail(exc)
-        except DeviceError:  # no event to be had: wait for all instead
-            self._end_loans_behind(self._synchronized())
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
 
     def _locate(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> KVMemory:
@@ -359,17 +341,6 @@ class AcceleratorDevice(PagedDevice[Pages]):
         except RuntimeError as exc:
             raise DeviceError(f"no event could be recorded: {exc}") from exc
         return self._poller.watch(stream, own)
-
-    def _fence_on_relay(self) -> Fence:
-        """Fence the relay, and end the loans it waits for when that has passed."""
-        fence = self._fence_on(self._relay)
-        self._end_loans_behind(fence)
-        return fence
-
-    def _end_loans_behind(self, fence: Fence) -> None:
-        """Give back what the relay waits for when a fence behind it has passed."""
-        held_back, self._held_back = self._held_back, []
-        fence.call_when_over(functools.partial(give_back, held_back, fence))
 
     @contextlib.contextmanager
     def _runtime(self) -> Iterator[None]:

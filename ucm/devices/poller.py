@@ -110,6 +110,8 @@ class EventPoller:
         self._on_failure = on_failure
         self._changed = threads.condition()
         self._streams: dict[Stream, deque[_Watched]] = {}
+        self._is_calling = False
+        """Whether some that have passed are still to be recycled, and told to call-backs."""
         self._error: DeviceError | None = None
         self._news = ctypes.c_int()
         """Changes when there is another event to be asked for."""
@@ -138,9 +140,11 @@ class EventPoller:
         return fence
 
     def wait_idle(self, timeout: float) -> None:
-        """Block up to *timeout* seconds until nothing is watched any more."""
+        """Block up to *timeout* seconds until nothing is watched, and all were called back."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._streams, timeout)
+            self._changed.wait_for(
+                lambda: not (self._streams or self._is_calling), timeout
+            )
 
     def fail(self, error: DeviceError) -> None:
         """Let all fences fail, those to come as well. The first error stays."""
@@ -225,8 +229,12 @@ class EventPoller:
                     del self._streams[stream]
                 events.append(event)
                 callbacks += fence.end(None)
+            self._is_calling = True
             self._changed.notify_all()
         for event in events:
             self._recycle(event)
         for call in callbacks:
             call()
+        with self._changed:
+            self._is_calling = False
+            self._changed.notify_all()
