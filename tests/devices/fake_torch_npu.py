@@ -130,6 +130,10 @@ class FakeNpu:
         """Select a device; threads are one here."""
         self.selected = device
 
+    def current_device(self) -> int:
+        """Return the selected device."""
+        return self.selected or 0
+
     def is_current_stream_capturing(self) -> bool:
         """Return what the test says."""
         return self.is_capturing

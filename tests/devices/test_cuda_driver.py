@@ -98,6 +98,7 @@ class TestTorch:
             Event=Event,
             init=lambda: asked.append("init"),
             set_device=lambda index: asked.append(("device", index)),
+            current_device=lambda: 0,
             synchronize=lambda index: asked.append(("synchronize", index)),
             is_current_stream_capturing=lambda: True,
             current_stream=lambda index: ("current", index),
@@ -142,6 +143,13 @@ class TestTorch:
         make_driver(fake).bind_thread()
         assert ["init", ("device", 1)] == asked
         assert [0xC0 + 101] == fake.contexts
+
+    def test_thread_has_its_own_device_again(self, asked: list[object]) -> None:
+        """It is torch's, which knows what its tensors are made on."""
+        driver = make_driver(FakeCuda())
+        assert 0 == driver.current_index()
+        driver.make_current(0)
+        assert [("device", 0)] == asked
 
     def test_device_is_the_one_asked_for(self, asked: list[object]) -> None:
         """Index 1 stays index 1."""

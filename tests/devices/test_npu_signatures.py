@@ -150,6 +150,7 @@ def test_everything_that_the_driver_uses_is_seen() -> None:
         "torch_npu.npu.Event.record",
         "torch_npu.npu.Stream",
         "torch_npu.npu.Stream.wait_event",
+        "torch_npu.npu.current_device",
         "torch_npu.npu.current_stream",
         "torch_npu.npu.device_count",
         "torch_npu.npu.get_device_name",

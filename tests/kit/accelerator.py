@@ -29,8 +29,8 @@ from tests.kit.accelerator_ops import (
     overlap,
     within,
 )
-from tests.kit.accelerator_streams import Semantics, SimHardware, SimStream
-from ucm.devices.driver import Direction, Driver
+from tests.kit.accelerator_streams import OnThreads, Semantics, SimHardware, SimStream
+from ucm.devices.driver import Direction
 from ucm.plan import CopyBatch
 
 __all__ = ["SimEvent", "SimulatedDriver"]
@@ -139,7 +139,7 @@ class SimEvent:
         return native
 
 
-class SimulatedDriver(Driver):
+class SimulatedDriver(OnThreads):
     """
     One device of simulated hardware.
 

@@ -36,11 +36,13 @@ from tests.kit.accelerator_ops import (
     Op,
     Violation,
 )
+from ucm.devices.driver import Driver
 
 __all__ = [
     "CUDA",
     "NPU",
     "Bias",
+    "OnThreads",
     "Semantics",
     "SimHardware",
     "SimStream",
@@ -127,6 +129,20 @@ class ThreadState:
         """Return the stream for work on a device, by default on the current one."""
         at = index if index is not None else self.index or 0
         return self.streams.get(at) or self.hardware.default_stream(at)
+
+
+class OnThreads(Driver):
+    """The verbs that are about the calling thread alone."""
+
+    hardware: "SimHardware"
+
+    def current_index(self) -> int | None:
+        """Return the thread's current device."""
+        return self.hardware.thread().index
+
+    def make_current(self, index: int | None) -> None:
+        """Have it be another one again."""
+        self.hardware.thread().index = index
 
 
 class SimHardware:

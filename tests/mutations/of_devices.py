@@ -21,6 +21,7 @@ _CLOSE = "tests/devices/test_accelerator_copies.py::TestClose"
 _FOR_GOOD = "tests/devices/test_accelerator_failures.py::TestForGood"
 _FOR_ONCE = "tests/devices/test_accelerator_failures.py::TestForOnce"
 _STAGED = "tests/devices/test_staged_copies.py::TestGather"
+_VISITS = "tests/devices/test_accelerator_visits.py"
 _GAPS = "tests/mutations/test_gaps_devices.py"
 
 DEVICES = (
@@ -212,6 +213,24 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
                 self._bound.is_bound""",
         replace="                self._bound.is_bound",
         killers=(f"{_COPIES}::test_copy_on_any_thread_binds_it_first_and_once",),
+    ),
+    Mutant(
+        name="hosts_thread_left_on_our_device",
+        why="What a host makes next is on the device of its cache, and its model ends.",
+        file=_DEVICE,
+        find="                driver.make_current(before)\n",
+        replace="                pass\n",
+        killers=(
+            f"{_VISITS}::test_thread_of_a_host_has_its_own_device_behind_each_verb",
+        ),
+    ),
+    Mutant(
+        name="visitor_taken_for_bound",
+        why="A thread that was on another device copies there.",
+        file=_DEVICE,
+        find="self._bound.is_bound = is_own",
+        replace="self._bound.is_bound = True",
+        killers=(f"{_VISITS}::test_thread_that_visits_is_bound_when_it_copies",),
     ),
     Mutant(
         name="pageable_memory_as_pinned",

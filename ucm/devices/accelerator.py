@@ -110,7 +110,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """Take the engine's KV cache; the first time, start the poller."""
         super().register(layout, kv_caches)
         assert self._tensors is not None  # just registered
-        with self._runtime():
+        with self._runtime(visits=True):
             self._driver.adopt(self._tensors.storages)
             try:
                 if not self._lanes:
@@ -161,7 +161,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def pin(self, memory: npt.NDArray[np.uint8]) -> str:
         """Lock a store's memory; see ``Device.pin``."""
         piece = {memory.ctypes.data: memory.nbytes}
-        with self._runtime():
+        with self._runtime(visits=True):
             self._pinned = PinnedMemory(self._pinned.pieces, piece)
             for lane in self._lanes.values():
                 with lane.lock:  # copies that know no edge of it are submitted by then
@@ -191,7 +191,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
             DeviceError: No event could be recorded; nothing proves anything.
         """
         self._check_registered()
-        with self._runtime():
+        with self._runtime(visits=True):
             if self._driver.is_capturing():
                 raise GraphCaptureError("no fence while a graph is recorded")
             if event is None:
@@ -202,7 +202,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def synchronize(self) -> None:
         """Block until the device has done all that was submitted."""
         self._check_registered()
-        with self._runtime():
+        with self._runtime(visits=True):
             if self._driver.is_capturing():
                 raise GraphCaptureError("no wait while a graph is recorded")
             assert self._relay is not None  # registered
@@ -238,11 +238,11 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._relay = None
         self._driver.adopt(())
         if self._failure is None:
-            with contextlib.suppress(RuntimeError):  # the process may be ending
-                self._driver.bind_thread()
-            for address in self._pinned.pieces:
-                with contextlib.suppress(RuntimeError):  # and one may be gone
-                    self._driver.unpin(address)
+            # The process may be ending, and a piece be gone.
+            with contextlib.suppress(RuntimeError), self._visit():
+                for address in self._pinned.pieces:
+                    with contextlib.suppress(RuntimeError):
+                        self._driver.unpin(address)
         self._pinned = PinnedMemory({})
 
     def _await_clear(self) -> None:
@@ -253,11 +253,11 @@ class AcceleratorDevice(PagedDevice[Pages]):
     def _end_loans(self, relay: Relay) -> None:
         """See that the relay waits for no event of the engine's any more."""
         try:
-            self._driver.bind_thread()
-            try:
-                relay.end_loans()
-            except DeviceError:  # no event to be had: wait for all instead
-                relay.end_loans_behind(self._driver.synchronize)
+            with self._visit():
+                try:
+                    relay.end_loans()
+                except DeviceError:  # no event to be had: wait for all instead
+                    relay.end_loans_behind(self._driver.synchronize)
         except RuntimeError as exc:
             self._fail(exc)
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
@@ -299,7 +299,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """Submit copies, of slots and their checksums if they are those of a span."""
         lane, digests = self._lanes[direction], self._digests
         is_pinned, digest = False, None
-        with self._runtime(), lane.lock:
+        with self._runtime(visits=copy is None), lane.lock:
             if copy is not None:
                 batch = self._pinned.cut(batch, copy.slots, direction)
                 is_pinned = self._pinned.holds(copy.slots)
@@ -343,17 +343,40 @@ class AcceleratorDevice(PagedDevice[Pages]):
         return self._poller.watch(stream, own)
 
     @contextlib.contextmanager
-    def _runtime(self) -> Iterator[None]:
-        """Call the driver on this thread; what it raises is the device's failure."""
+    def _runtime(self, *, visits: bool = False) -> Iterator[None]:
+        """
+        Call the driver on this thread; what it raises is the device's failure.
+
+        Args:
+            visits: On one of a host's threads, and not one of ours.
+        """
         self._check_open()
         self._check_alive()
         try:
+            if visits:
+                with self._visit():
+                    yield
+                return
             if not getattr(self._bound, "is_bound", False):
                 self._driver.bind_thread()
                 self._bound.is_bound = True
             yield
         except RuntimeError as exc:
             raise self._fail(exc) from exc
+
+    @contextlib.contextmanager
+    def _visit(self) -> Iterator[None]:
+        """Have the device be a host's thread's current one, which has its own again behind that."""
+        driver, before = self._driver, self._driver.current_index()
+        is_own = before == driver.index
+        if not (is_own and getattr(self._bound, "is_bound", False)):
+            driver.bind_thread()
+        self._bound.is_bound = is_own
+        try:
+            yield
+        finally:
+            if not is_own:
+                driver.make_current(before)
 
     def _check_alive(self) -> None:
         if self._failure is not None:

@@ -64,6 +64,15 @@ class CudaDriver(Driver):
         _cuda.set_device(self.index)
         self._library.bind_thread(self.index)
 
+    def current_index(self) -> int:
+        """Return torch's current device."""
+        index: int = _cuda.current_device()
+        return index
+
+    def make_current(self, index: int | None) -> None:
+        """Have torch's current device be another one again."""
+        _cuda.set_device(index)
+
     def is_capturing(self) -> bool:
         """Return whether the thread's current stream is recording a graph."""
         return bool(_cuda.is_current_stream_capturing())

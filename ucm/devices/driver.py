@@ -164,6 +164,13 @@ class Driver(ABC):
     def bind_thread(self) -> None:
         """Make the device the calling thread's current one."""
 
+    def current_index(self) -> int | None:
+        """Return which of the runtime's devices is the calling thread's current one."""
+        return self.index
+
+    def make_current(self, index: int | None) -> None:  # noqa: B027 - of one device alone
+        """Undo ``bind_thread``: *index* is what ``current_index`` has said before."""
+
     @abstractmethod
     def is_capturing(self) -> bool:
         """Return whether the thread's current stream is recording a graph."""

@@ -91,6 +91,14 @@ class NpuDriver(Driver):
         """Make the device the calling thread's current one."""
         self._npu.set_device(self.index)
 
+    def current_index(self) -> int:
+        """Return torch_npu's current device."""
+        return int(self._npu.current_device())
+
+    def make_current(self, index: int | None) -> None:
+        """Have torch_npu's current device be another one again."""
+        self._npu.set_device(index)
+
     def is_capturing(self) -> bool:
         """Return whether the thread's current stream is recording a graph."""
         return bool(self._npu.is_current_stream_capturing())
