@@ -5,10 +5,27 @@ import gc
 
 import pytest
 
-from tests.devices.accelerator_kit import STILL, TIMEOUT, running, simulated
+from tests.devices.accelerator_kit import (
+    STILL,
+    TIMEOUT,
+    World,
+    make_driver,
+    running,
+    simulated,
+)
+from tests.kit.accelerator import SimulatedDriver
 from tests.kit.accelerator_streams import CUDA, NPU
 from ucm.devices import _relay, accelerator
 from ucm.errors import DeviceError, DeviceFailedError
+
+
+class LateDriver(SimulatedDriver):
+    """A runtime that fails once it has made a stream wait."""
+
+    def wait(self, stream, event):
+        """Have it wait, and fail."""
+        super().wait(stream, event)
+        raise RuntimeError("too late")
 
 
 class TestLoans:
@@ -80,6 +97,18 @@ class TestLoans:
             gc.collect()
             world.hardware.drain()
             world.driver.pins.clear()  # a device that has failed unpins nothing
+
+    def test_loan_outlives_a_wait_that_failed_once_it_was_submitted(self):
+        """C6 rule 5: of a wait that failed nobody knows whether a stream still looks for its
+        event, which is not dropped."""
+        world = World(make_driver(NPU, driver=LateDriver, pace=STILL))
+        world.write()
+        with pytest.raises(DeviceFailedError, match="too late"):
+            world.device.lease(world.event())
+        world.device.close()
+        gc.collect()
+        world.hardware.drain()
+        world.check_closed()
 
     @pytest.mark.slow
     def test_leases_of_several_threads_end_behind_their_own_waits(self):

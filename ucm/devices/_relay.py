@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Driver, Stream
-from ucm.devices.events import BorrowedEvent, DoneFence, Loan, give_back
+from ucm.devices.events import BorrowedEvent, DoneFence, give_back
 from ucm.threads import Threads
 
 __all__ = ["Relay"]
@@ -52,9 +52,9 @@ class Relay:
             try:
                 loan.hold_back(self._stream)
             finally:
-                if self._captures_waits or loan.state is Loan.BORROWED:
+                if self._captures_waits:
                     loan.release()
-                else:
+                else:  # also if it failed: the stream may wait all the same
                     self._held_back.append(loan)
             return self._fence()
 
