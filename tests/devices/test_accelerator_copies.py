@@ -24,7 +24,7 @@ from tests.devices.accelerator_kit import (
 )
 from tests.kit.accelerator import SimulatedDriver
 from tests.kit.accelerator_kit import BOTH, on_a_thread
-from ucm.blocks import RowId
+from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.driver import Direction
 from ucm.devices.events import DoneFence
 from ucm.testing.device_memory import Nesting
@@ -351,6 +351,24 @@ class WaitedFence(DoneFence):
 
 
 class TestClear:
+    def test_zeros_wait_for_no_copy_before_them(self):
+        """Whoever gives blocks back, such as the loop, which looks at deadlines, does not stand
+        still behind a copy that does not end: of memory that is not pinned CUDA waits for the
+        stream before it returns."""
+        with running() as world:
+            assert "" == world.device.stage(1 << 12, world.group.block_bytes)
+            gate = Gate("gate")
+            world.device._lanes[Direction.TO_DEVICE].stream.ops.append(gate)
+            blocks = [BlockId(3), BlockId(5)]
+            fence = world.device.clear(GroupId(0), world.row_ids, blocks)
+            assert not fence.is_done()
+            gate.is_open = True
+            world.hardware.drain()
+            assert fence.wait(TIMEOUT)
+            assert world.gather().wait(TIMEOUT)
+            found = [set(slot.tolist()) for slot in world.pool]
+            assert [{0} if at in blocks else {OLD} for at in range(NUM_BLOCKS)] == found
+
     @pytest.mark.parametrize("verb", ["unregister", "close"])
     def test_memory_goes_away_behind_its_zeros(self, verb):
         """Zeros that are under way reach the engine's memory before it is let go of."""

@@ -99,8 +99,8 @@ EVENTS = (
         name="loan_outlives_a_synchronized_device",
         why="Where events are scarce each step keeps an event of the engine's for ever.",
         file=_RELAY,
-        find="            self._end_behind(DoneFence())\n",
-        replace="",
+        find="            wait()\n            self._end_behind(DoneFence())\n",
+        replace="            wait()\n",
         killers=(
             f"{_LOANS}::test_loan_without_an_event_behind_it_ends_when_all_was_waited_for",
         ),

@@ -158,8 +158,8 @@ POLLER = (
         name="copies_and_events_mixed",
         why="Fences pass for others' copies where threads copy at the same time.",
         file="ucm/devices/accelerator.py",
-        find="with self._runtime(), lane.lock:",
-        replace="with self._runtime():",
+        find="with self._runtime(visits=copy is None), lane.lock:",
+        replace="with self._runtime(visits=copy is None):",
         killers=(
             "tests/devices/test_accelerator_copies.py::TestCopies::test_threads_that_copy_take_turns_at_a_stream",
         ),

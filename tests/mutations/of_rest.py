@@ -287,12 +287,12 @@ REST = (
         name="edges_of_before_the_lane",
         why="A copy that waited for another knows no piece that came by then, and the device has failed for good.",
         file=_DEVICE,
-        find="""        is_pinned, digest = False, None
-        with self._runtime(), lane.lock:
+        find="""        digest = None
+        with self._runtime(visits=copy is None), lane.lock:
             if copy is not None:
                 batch = self._pinned.cut(""",
-        replace="""        is_pinned, digest, pinned = False, None, self._pinned
-        with self._runtime(), lane.lock:
+        replace="""        digest, pinned = None, self._pinned
+        with self._runtime(visits=copy is None), lane.lock:
             if copy is not None:
                 batch = pinned.cut(""",
         killers=(_MEANWHILE,),

@@ -75,6 +75,17 @@ STAGED = (
         ),
     ),
     Mutant(
+        name="zeros_not_pinned",
+        why="The loop stands still behind a copy that does not end, and looks at no deadline.",
+        file="ucm/devices/accelerator.py",
+        find="        is_pinned = address_of(zeros) in self._pinned.pieces and",
+        replace="        is_pinned = False and",
+        killers=(
+            "tests/devices/test_accelerator_copies.py::TestClear::"
+            "test_zeros_wait_for_no_copy_before_them",
+        ),
+    ),
+    Mutant(
         name="staged_span_refused",
         why="A span larger than the staging memory is never saved.",
         file="ucm/devices/staging.py",

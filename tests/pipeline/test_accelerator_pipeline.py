@@ -245,7 +245,7 @@ class TestClose:
             rig.runtime.submit(KEYSPACE_DIGEST, spans(Direction.SAVE, 0), DoneFence())
             assert driver.reached.wait(TIMEOUT)
         assert 1 == driver.under_way(CopyDirection.TO_HOST)
-        assert (2, 1) == (len(driver.pins), device.events.num_own)
+        assert (3, 1) == (len(driver.pins), device.events.num_own)
         driver.hardware.drain()
         rig.runtime._loop.join(TIMEOUT)
         device.close()

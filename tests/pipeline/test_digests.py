@@ -30,6 +30,7 @@ from ucm.devices.cpu import CPUDevice
 from ucm.fates import Fate
 from ucm.pipeline import load as load_stages
 from ucm.pipeline import save as save_stages
+from ucm.pipeline.recorder import NoticeKind
 from ucm.pipeline.save import Transfer
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
@@ -102,7 +103,10 @@ def load(rig, number=2):
 def submit(rig, one):
     """Have an order carried out."""
     rig.runtime.submit(KEYSPACE_DIGEST, [one], rig.device.lease(None))
-    return rig.settle()[one.transfer_id]
+    outcome = rig.settle()[one.transfer_id]
+    while one.transfer_id not in rig.told(NoticeKind.RELEASED):
+        rig.runtime.wait_for_notice(60.0)  # what has failed is zeroed first
+    return outcome
 
 
 def left(rig):

@@ -110,12 +110,11 @@ class Pages:
         nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
         return CopyBatch.coalesce(pages.ravel(), places.ravel(), nbytes)
 
-    def zeroing(self, span: "PagedBlocks[Pages]") -> CopyBatch:
-        """Return the copies of zeros onto each page."""
+    def zeroing(self, span: "PagedBlocks[Pages]", zeros: int) -> CopyBatch:
+        """Return the copies of zeros, which lie at an address, onto each page."""
         chosen, pages = self._addresses(span)
         nbytes = np.broadcast_to(self.nbytes[chosen], pages.shape).ravel()
-        zeros = np.full(len(nbytes), self.zeros.ctypes.data)
-        return CopyBatch(zeros, pages.ravel(), nbytes)
+        return CopyBatch(np.full(len(nbytes), zeros), pages.ravel(), nbytes)
 
     def _addresses(
         self, span: PagedBlocks[Any]

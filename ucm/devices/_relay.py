@@ -15,6 +15,7 @@ from collections.abc import Callable
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Driver, Stream
 from ucm.devices.events import BorrowedEvent, DoneFence, give_back
+from ucm.errors import DeviceError
 from ucm.threads import Threads
 
 __all__ = ["Relay"]
@@ -58,16 +59,16 @@ class Relay:
                     self._held_back.append(loan)
             return self._fence()
 
-    def end_loans(self) -> None:
-        """
-        See that each loan has a fence behind it.
-
-        Raises:
-            DeviceError: No event of ours could be recorded.
-        """
+    def end_loans(self, wait: Callable[[], object]) -> None:
+        """See that each has a fence behind it, or that *wait* has waited for all there is."""
         with self._lock:
-            if self._held_back:
+            if not self._held_back:
+                return
+            try:
                 self._fence()
+            except DeviceError:  # no event to be had
+                wait()
+                self._end_behind(DoneFence())
 
     def end_loans_behind(self, wait: Callable[[], object]) -> None:
         """End the loans when *wait* has waited for all that the device has."""

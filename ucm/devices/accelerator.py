@@ -22,6 +22,7 @@ step. Only the poller's thread asks whether events have passed.
 """
 
 import contextlib
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
@@ -44,6 +45,7 @@ from ucm.devices.poller import EventPoller
 from ucm.devices.staging import StagingPool
 from ucm.errors import DeviceError, DeviceFailedError, GraphCaptureError
 from ucm.layout import KVLayout
+from ucm.native import address_of
 from ucm.plan import CopyBatch
 from ucm.threads import SYSTEM, Lock, Threads
 
@@ -104,6 +106,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         self._digests_problem = ""
         self._failure: DeviceError | None = None
         self._has_let_go = False
+        self._zeros = np.zeros(1, np.uint8)
         self._cleared: Fence = DoneFence()
 
     def register(self, layout: KVLayout, kv_caches: Mapping[str, object]) -> None:
@@ -177,6 +180,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """Take staging memory; see ``Device.stage``."""
         pool = StagingPool(nbytes, slot_bytes, pin=self.pin, threads=self._threads)
         self._staging, self._staged = pool, StagedCopies(pool, self._submit)
+        sizes = [len(each.prepared.zeros) for each in self._groups.values()]
+        self._zeros = np.frombuffer(mmap.mmap(-1, max(sizes, default=1)), np.uint8)
+        self.pin(self._zeros)
         return pool.pin_problem
 
     def begin_step(self, step: int) -> None:
@@ -254,10 +260,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """See that the relay waits for no event of the engine's any more."""
         try:
             with self._visit():
-                try:
-                    relay.end_loans()
-                except DeviceError:  # no event to be had: wait for all instead
-                    relay.end_loans_behind(self._driver.synchronize)
+                relay.end_loans(self._driver.synchronize)
         except RuntimeError as exc:
             self._fail(exc)
         self._poller.wait_idle(_LOAN_TIMEOUT_S)
@@ -281,9 +284,12 @@ class AcceleratorDevice(PagedDevice[Pages]):
         return self._staged.gather(copy) if to_host else self._staged.scatter(copy)
 
     def _clear(self, pages: PagedBlocks[Pages]) -> Fence:
-        """Copy zeros there: too rare to have them pinned."""
-        zeros = pages.group.zeroing(pages)
-        self._cleared = self._submit_batch(zeros, Direction.TO_DEVICE)
+        """Copy zeros there, pinned ones if there are any: for others a driver waits first."""
+        zeros, own = self._zeros, pages.group.zeros
+        is_pinned = address_of(zeros) in self._pinned.pieces and len(own) <= len(zeros)
+        batch = pages.group.zeroing(pages, address_of(zeros if is_pinned else own))
+        to_device = Direction.TO_DEVICE
+        self._cleared = self._submit_batch(batch, to_device, is_pinned=is_pinned)
         return self._cleared
 
     def _submit(self, copy: PagedCopy[Pages], direction: Direction) -> Fence:
@@ -295,10 +301,12 @@ class AcceleratorDevice(PagedDevice[Pages]):
         batch: CopyBatch,
         direction: Direction,
         copy: PagedCopy[Pages] | None = None,
+        *,
+        is_pinned: bool = False,
     ) -> Fence:
         """Submit copies, of slots and their checksums if they are those of a span."""
         lane, digests = self._lanes[direction], self._digests
-        is_pinned, digest = False, None
+        digest = None
         with self._runtime(visits=copy is None), lane.lock:
             if copy is not None:
                 batch = self._pinned.cut(batch, copy.slots, direction)
@@ -344,12 +352,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
 
     @contextlib.contextmanager
     def _runtime(self, *, visits: bool = False) -> Iterator[None]:
-        """
-        Call the driver on this thread; what it raises is the device's failure.
-
-        Args:
-            visits: On one of a host's threads, and not one of ours.
-        """
+        """Call the driver, *visits* on a host's thread; what it raises is a failure."""
         self._check_open()
         self._check_alive()
         try:
