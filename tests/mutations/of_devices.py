@@ -355,8 +355,8 @@ continues = (sources[1:] == sources[:-1] + nbytes[:-1]) & (
         name="unpinned_on_a_failed_device",
         why="Memory is unpinned while a lost copy may write into it.",
         file=_DEVICE,
-        find="        if self._failure is None:\n            with",
-        replace="        if True:\n            with",
+        find="        if self._failure is None:\n            # The process",
+        replace="        if True:\n            # The process",
         killers=(f"{_FOR_GOOD}::test_copy_that_failed_half_way_is_a_fence_that_fails",),
     ),
     Mutant(

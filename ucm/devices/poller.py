@@ -230,7 +230,6 @@ class EventPoller:
                 events.append(event)
                 callbacks += fence.end(None)
             self._is_calling = True
-            self._changed.notify_all()
         for event in events:
             self._recycle(event)
         for call in callbacks:
