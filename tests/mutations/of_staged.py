@@ -81,8 +81,7 @@ STAGED = (
         find="        is_pinned = address_of(zeros) in self._pinned.pieces and",
         replace="        is_pinned = False and",
         killers=(
-            "tests/devices/test_accelerator_copies.py::TestClear::"
-            "test_zeros_wait_for_no_copy_before_them",
+            "tests/devices/test_accelerator_copies.py::TestClear::test_zeros_wait_for_no_copy_before_them",
         ),
     ),
     Mutant(
