@@ -196,8 +196,8 @@ CB = (
         name="any_release_wrapped",
         why="Methods that no release promises are taken for those that are known.",
         file=_FILE,
-        find="if transformers.__version__ != _RELEASE:",
-        replace="if not transformers.__version__:",
+        find='if not _FIRST <= tuple(map(int, re.findall(r"\\d+", version)[:2])) <= _LAST:',
+        replace="if not version:",
         killers=(f"{_REFUSED}::test_other_release_is_refused",),
     ),
     Mutant(
