@@ -72,7 +72,10 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "detail": ("object", "What else is known; of another key space, what differs."),
     "matched_tokens": ("tokens", "The same, over all its stays."),
     "loaded_tokens": ("tokens", "Of these, that it went on with."),
-    "saved_blocks": ("blocks", "Of it that its saves left in the store, or found there."),
+    "saved_blocks": (
+        "blocks",
+        "Of it that its saves left in the store, or found there.",
+    ),
     "dropped_blocks": ("blocks", "Complete blocks of it that no save has stored."),
     "unsettled_blocks": ("blocks", "Of it whose saves were not over at the line."),
     "preemptions": ("number", "How often the engine took its blocks away."),
