@@ -17,14 +17,13 @@ What its codes mean, as version 0.3.13 answers: ``batch_is_exist`` is 1 or 0, an
 "could not ask"; reads and writes have a code for each object. An object that is shorter than
 what is asked for fails as a transfer does, so that its length is looked at then. What is well
 in a batch is lost where the store's lease ends (-707) before the others are given up: it should
-be five seconds at least. Of an object that another has begun to write a put says that it is done, and ``get_size``
--703; the one who had begun may have died. Behind ``close`` every call crashes the process.
+be five seconds at least. Of an object that another has begun to write a put says that it is done, reads
+say -703; the one who had begun may have died. Behind ``close`` every call crashes the process.
 """
 
 import enum
 import importlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -71,10 +70,10 @@ _OPENING_S = 5.0
 _NOT_THERE, _TOO_LONG, _TRANSFER_FAILED = -704, -600, -800
 _BEGUN = -703
 """An object that a writer has begun, and has not ended: ``batch_is_exist`` says 0."""
-_DOUBT_S = 60.0
-"""So long what a writer had begun that has died stays as it is; the store has half of that by itself."""
 _PRESENCE = {1: Presence.PRESENT, 0: Presence.ABSENT}
 _PUT = {0: Verdict.DONE, -200: Verdict.FULL}
+_WRITTEN = {1: Verdict.DONE, 0: Verdict.AWAY}
+"""Of what a put called done, whether it is there; another may have begun it, and have died."""
 _DELETED = {0: Verdict.DONE, _NOT_THERE: Verdict.ABSENT}
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _Item = TypeVar("_Item")
@@ -148,8 +147,6 @@ class MooncakeBackend(Backend):
             self._rooms.put(room)
             self._know(room.memory)
         self._joining: Job[Any] | None = None
-        self._doubt_until = 0.0
-        """Some of what is put may have been begun by who has died, or by a call of ours that failed."""
         self._is_open = True
 
     @classmethod
@@ -266,7 +263,6 @@ class MooncakeBackend(Backend):
             return None
         for memory in self._memory:
             _register(client, memory)
-        self._doubt_until = time.monotonic() + _DOUBT_S
         return client
 
     async def _in_calls(
@@ -314,48 +310,29 @@ class MooncakeBackend(Backend):
                     # Of a node that is away, or because it is shorter: the master knows,
                     # unless it is away, too. Each question waits for it then.
                     code = client.get_size(names[at])
-                    is_silent = code < 0 and code != _NOT_THERE
+                    is_silent = code < 0 and code not in (_NOT_THERE, _BEGUN)
                 told.append(_failed(code, len(target)))
         finally:
             self._rooms.put(room)
         return told
 
     def _put(self, client: Any, blocks: Sequence[Sealed]) -> list[Verdict]:  # noqa: ANN401
-        """Write blocks; of what another one has begun the client would say that it is done."""
-        begun = self._begun(client, blocks)
-        mine = [
-            one for one, is_begun in zip(blocks, begun, strict=True) if not is_begun
-        ]
-        told = iter(self._write(client, mine) if mine else ())
-        return [Verdict.AWAY if is_begun else next(told) for is_begun in begun]
-
-    def _begun(self, client: Any, blocks: Sequence[Sealed]) -> list[bool]:  # noqa: ANN401
-        """Return which blocks somebody has begun to write; asked for one by one, and only in doubt."""
-        begun = [False] * len(blocks)
-        if time.monotonic() < self._doubt_until:
-            for at, one in enumerate(blocks):
-                code = client.get_size(self._name(one.key))
-                begun[at] = code == _BEGUN
-                if code < 0 and code not in (_BEGUN, _NOT_THERE):
-                    break  # the master is silent, and would be waited for with each
-        return begun
-
-    def _write(self, client: Any, blocks: Sequence[Sealed]) -> list[Verdict]:  # noqa: ANN401
-        room = self._rooms.get()
+        """Write blocks, and look whether they are there."""
+        names, room = [self._name(one.key) for one in blocks], self._rooms.get()
         try:
             for at, header in enumerate(headers_for(blocks)):
                 room.header(at)[:] = header
                 room.stage(at, blocks[at].data)
             codes = client.batch_put_from_multi_buffers(
-                [self._name(one.key) for one in blocks],
-                *room.parts([one.data for one in blocks]),
-                self._copies,
+                names, *room.parts([one.data for one in blocks]), self._copies
             )
         finally:
             self._rooms.put(room)
         told = [_PUT.get(code, Verdict.UNAVAILABLE) for code in codes]
-        if Verdict.UNAVAILABLE in told:
-            self._doubt_until = time.monotonic() + _DOUBT_S
+        done = [at for at, verdict in enumerate(told) if verdict is Verdict.DONE]
+        there = client.batch_is_exist([names[at] for at in done]) if done else []
+        for at, code in zip(done, there, strict=True):
+            told[at] = _WRITTEN.get(code, Verdict.UNAVAILABLE)
         return told
 
     def _name(self, key: PackedKey) -> str:
