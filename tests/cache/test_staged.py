@@ -100,6 +100,30 @@ class TestStaged:
             staged.release(keys[:2])
             assert not staged._held
 
+    def test_what_others_hold_is_not_gone_through_for_room(self) -> None:
+        """Where they hold all there is, each look-up of a thousand would go by all of it."""
+        asked: list[bytes] = []
+
+        class Held(Counter[bytes]):
+            def __getitem__(self, key: bytes) -> int:
+                asked.append(key)
+                return super().__getitem__(key)
+
+        host = Host()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            staged = Staged(cache, 4)
+            staged._held = Held()
+            first, second = saved(cache, 4), saved(cache, 2, 1)
+            assert 4 == staged.stage(first, LONG)
+            assert staged.hold(first) is not None
+            asked.clear()
+            assert 0 == staged.stage(second, LONG)
+            assert not asked
+            staged.release(first)
+            staged.release(first)
+            assert 2 == staged.stage(second, LONG)
+            assert staged.hold(first[:2]) is not None  # the first are the last to go
+
     def test_load_that_takes_longer_is_staged_for_who_asks_later(self) -> None:
         """It is not begun again meanwhile, and its slots are not given to others."""
         gate = Gate()

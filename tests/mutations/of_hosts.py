@@ -151,12 +151,17 @@ HOSTS = (
         why="A thousand prompts that were looked up hold up the step before which they go.",
         file="ucm/cache/staged.py",
         find=(
-            "        for key in keys:  # and at no other: a host may hold thousands of prompts\n"
             "            self._held[key] -= 1\n"
+            "            if not self._held[key]:\n"
+            "                self._idle[key] = None\n"
             "            if self._held[key] <= 0:\n"
             "                del self._held[key]\n"
         ),
-        replace="        self._held -= Counter(keys)\n",
+        replace=(
+            "            self._held -= Counter([key])\n"
+            "            if not self._held[key]:\n"
+            "                self._idle[key] = None\n"
+        ),
         killers=(
             (
                 "tests/cache/test_staged.py::TestStaged::"

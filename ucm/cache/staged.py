@@ -51,7 +51,9 @@ class Staged:
         self._place = Place(tenant=tenant)
         self._clock = threads.monotonic
         self._free = list(range(num_slots - 1, -1, -1))
-        self._verified: OrderedDict[bytes, int] = OrderedDict()
+        self._verified: dict[bytes, int] = {}
+        self._idle: OrderedDict[bytes, None] = OrderedDict()
+        """Of these, what nobody holds, by last use."""
         self._held: Counter[bytes] = Counter()
         self._loads: list[tuple[Load, list[bytes], list[int]]] = []
         self._rests_until = 0.0
@@ -80,7 +82,8 @@ class Staged:
         if leading < len(keys) and self._rests_until <= now < until <= self._clock():
             self._rests_until = until + _REST * timeout
         for key in reversed(keys[:leading]):  # the first is the last to go
-            self._verified.move_to_end(key)
+            if key in self._idle:
+                self._idle.move_to_end(key)
         return leading
 
     def hold(self, keys: Sequence[bytes]) -> list[int] | None:
@@ -88,19 +91,23 @@ class Staged:
         if self._leading(keys) < len(keys):
             return None
         self._held.update(keys)
+        for key in keys:
+            self._idle.pop(key, None)
         return [self._verified[key] for key in keys]
 
     def release(self, keys: Sequence[bytes]) -> None:
         """End a hold."""
-        for key in keys:  # and at no other: a host may hold thousands of prompts
+        for key in reversed(keys):  # and no other: a host may hold thousands of prompts
             self._held[key] -= 1
+            if not self._held[key]:
+                self._idle[key] = None
             if self._held[key] <= 0:
                 del self._held[key]
 
     def forget(self) -> None:
         """Have nothing staged any more but what is held."""
         self._collect()
-        self._reclaim(len(self._verified), frozenset())
+        self._reclaim(len(self._idle), frozenset())
 
     def _leading(self, keys: Sequence[bytes]) -> int:
         missing = (at for at, key in enumerate(keys) if key not in self._verified)
@@ -146,13 +153,14 @@ class Staged:
             with contextlib.suppress(DeviceTimeoutError):
                 leading = load.wait().leading
                 self._verified.update(zip(keys[:leading], slots[:leading], strict=True))
+                self._idle.update(dict.fromkeys(keys[:leading]))
                 self._free += slots[leading:]
 
     def _reclaim(self, count: int, kept: frozenset[bytes]) -> None:
         """Take slots of what was used longest ago, *count* at most."""
         if count <= 0:
             return
-        there, held = self._verified, self._held
-        spare = (key for key in there if key not in kept and not held[key])
+        spare = (key for key in self._idle if key not in kept)
         for key in list(itertools.islice(spare, count)):
+            del self._idle[key]
             self._free.append(self._verified.pop(key))
