@@ -96,6 +96,21 @@ class FakeContext:
         self._runtime.stream_now = self._before
 
 
+class FakeVisit:
+    """What ``torch_npu.npu.device`` returns; it opens no device behind itself."""
+
+    def __init__(self, runtime: "FakeNpu", index: int) -> None:
+        self._runtime, self._index, self.prev_idx = runtime, index, -1
+
+    def __enter__(self) -> None:
+        before = self._runtime.selected
+        self.prev_idx = -1 if before is None else before
+        self._runtime.set_device(self._index)
+
+    def __exit__(self, *error: object) -> None:
+        self._runtime.selected = max(0, self.prev_idx)
+
+
 class FakeNpu:
     """``torch_npu.npu``, and the device behind it."""
 
@@ -106,6 +121,7 @@ class FakeNpu:
         self.cann = "8.5.0"
         self.num_devices = INDEX + 1
         self.selected: int | None = None
+        self.opened: set[int] = set()
         self.stream_now = FakeStream(INDEX)
         self.is_capturing = False
         self.work: list[Callable[[], object]] = []
@@ -127,12 +143,13 @@ class FakeNpu:
         return self.num_devices
 
     def set_device(self, device) -> None:
-        """Select a device; threads are one here."""
+        """Select a device, and open it; threads are one here."""
+        self.opened.add(device)
         self.selected = device
 
-    def current_device(self) -> int:
-        """Return the selected device."""
-        return self.selected or 0
+    def device(self, device) -> FakeVisit:
+        """Make a device the selected one for a while."""
+        return FakeVisit(self, device)
 
     def is_current_stream_capturing(self) -> bool:
         """Return what the test says."""

@@ -99,6 +99,7 @@ class TestTorch:
             init=lambda: asked.append("init"),
             set_device=lambda index: asked.append(("device", index)),
             current_device=lambda: 0,
+            _maybe_exchange_device=lambda index: asked.append(("again", index)),
             synchronize=lambda index: asked.append(("synchronize", index)),
             is_current_stream_capturing=lambda: True,
             current_stream=lambda index: ("current", index),
@@ -145,11 +146,13 @@ class TestTorch:
         assert [0xC0 + 101] == fake.contexts
 
     def test_thread_has_its_own_device_again(self, asked: list[object]) -> None:
-        """It is torch's, which knows what its tensors are made on."""
+        """It is torch's, which knows what its tensors are made on; and it is not selected, which
+        would give every rank some hundred MB of the first GPU, as threads begin there."""
         driver = make_driver(FakeCuda())
         assert 0 == driver.current_index()
         driver.make_current(0)
-        assert [("device", 0)] == asked
+        assert [("again", 0)] == asked
+        assert callable(torch.cuda._maybe_exchange_device)
 
     def test_device_is_the_one_asked_for(self, asked: list[object]) -> None:
         """Index 1 stays index 1."""

@@ -89,6 +89,7 @@ from tests.mutations.of_topology import TOPOLOGY
 from tests.mutations.of_trace import TRACE
 from tests.mutations.of_transport import TRANSPORT
 from tests.mutations.of_uses import USES
+from tests.mutations.of_visits import VISITS
 from tests.mutations.of_warm import WARM
 from tests.mutations.of_ways import WAYS
 from tests.mutations.of_weights import WEIGHTS
@@ -193,4 +194,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *FAIRNESS,
     *REST,
     *SUITES,
+    *VISITS,
 )

@@ -70,8 +70,8 @@ class CudaDriver(Driver):
         return index
 
     def make_current(self, index: int | None) -> None:
-        """Have torch's current device be another one again."""
-        _cuda.set_device(index)
+        """Have torch's current device be another one again, without a context for that one."""
+        _cuda._maybe_exchange_device(index)  # noqa: SLF001 - ends torch's own ``device``
 
     def is_capturing(self) -> bool:
         """Return whether the thread's current stream is recording a graph."""

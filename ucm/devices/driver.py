@@ -169,7 +169,12 @@ class Driver(ABC):
         return self.index
 
     def make_current(self, index: int | None) -> None:  # noqa: B027 - of one device alone
-        """Undo ``bind_thread``: *index* is what ``current_index`` has said before."""
+        """
+        Undo ``bind_thread``, and open no device for that.
+
+        Args:
+            index: What ``current_index`` has said before.
+        """
 
     @abstractmethod
     def is_capturing(self) -> bool:

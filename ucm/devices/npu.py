@@ -92,12 +92,16 @@ class NpuDriver(Driver):
         self._npu.set_device(self.index)
 
     def current_index(self) -> int:
-        """Return torch_npu's current device."""
-        return int(self._npu.current_device())
+        """Return torch_npu's current device; -1 where the thread has none yet."""
+        visit = self._npu.device(self.index)
+        with visit:  # ``current_device`` would open the first one for such a thread
+            return int(visit.prev_idx)
 
     def make_current(self, index: int | None) -> None:
-        """Have torch_npu's current device be another one again."""
-        self._npu.set_device(index)
+        """Have torch_npu's current device be another one again, and open none for that."""
+        visit = self._npu.device(self.index)
+        visit.prev_idx = index
+        visit.__exit__(None, None, None)
 
     def is_capturing(self) -> bool:
         """Return whether the thread's current stream is recording a graph."""

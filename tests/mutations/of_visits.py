@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mutants of what a host's thread finds behind a call, and of who waits beside it."""
+
+from tests.mutations.mutant import Mutant
+
+__all__ = ["VISITS"]
+
+VISITS = (
+    Mutant(
+        name="first_gpu_opened_by_every_rank",
+        why="Each rank of a model takes some hundred MB of the first GPU, which has none left.",
+        file="ucm/devices/cuda.py",
+        find="        _cuda._maybe_exchange_device(index)",
+        replace="        _cuda.set_device(index)",
+        killers=(
+            "tests/devices/test_cuda_driver.py::TestTorch::test_thread_has_its_own_device_again",
+        ),
+    ),
+    Mutant(
+        name="first_npu_opened_by_every_rank",
+        why="Each rank of a model takes memory of the first NPU.",
+        file="ucm/devices/npu.py",
+        find="        visit.prev_idx = index\n        visit.__exit__(None, None, None)\n",
+        replace="        self._npu.set_device(max(0, index or 0))\n",
+        killers=(
+            "tests/devices/test_npu_threads.py::test_thread_has_its_own_device_again_and_none_is_opened",
+        ),
+    ),
+)
