@@ -14,6 +14,7 @@ from tests.devices.accelerator_kit import (
     simulated,
 )
 from tests.kit.accelerator import SimulatedDriver
+from tests.kit.accelerator_kit import BOTH
 from tests.kit.accelerator_streams import CUDA, NPU
 from ucm.devices import _relay, accelerator
 from ucm.errors import DeviceError, DeviceFailedError
@@ -70,6 +71,7 @@ class TestLoans:
                 assert 1 == len(world.device.events.borrowed)
                 world.device.synchronize()
                 assert {} == world.device.events.borrowed
+                assert [] == world.device._relay._held_back
 
     def test_loan_outlives_a_device_that_is_closed_before_a_late_wait(self):
         """C6 rule 5: an event that a stream of ours still looks for is not dropped by
@@ -133,6 +135,27 @@ class TestLoans:
         lines = (accelerator.__file__, _relay.__file__)
         for seed in range(20):
             simulated(lease_at_once, NPU, seed, lines=lines)
+
+    @BOTH
+    def test_lease_waits_for_nobody_who_waits_for_the_device(self, semantics):
+        """C6 rule 5: while one thread waits for all that the device has the engine's thread
+        lends an event as ever; each loan ends."""
+
+        def lease_meanwhile(world, simulation):
+            def synchronize():
+                simulation.sleep(10.0)
+                wait()
+
+            wait, world.driver.synchronize = world.driver.synchronize, synchronize
+            host = simulation.threads.thread(world.device.synchronize, "host")
+            began = simulation.threads.monotonic()
+            host.start()
+            simulation.sleep(1.0)
+            assert world.device.lease(world.event()).wait(TIMEOUT)
+            assert simulation.threads.monotonic() < began + 10.0
+            host.join()
+
+        simulated(lease_meanwhile, semantics)
 
     def test_loan_that_is_just_being_given_back_keeps_no_device(self):
         """S2-18: a close just behind the last fence waits until the poller has given back

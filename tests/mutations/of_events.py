@@ -99,8 +99,8 @@ EVENTS = (
         name="loan_outlives_a_synchronized_device",
         why="Where events are scarce each step keeps an event of the engine's for ever.",
         file=_RELAY,
-        find="            wait()\n            self._end_behind(DoneFence())\n",
-        replace="            wait()\n",
+        find="        give_back(loans, DoneFence())\n",
+        replace="",
         killers=(
             f"{_LOANS}::test_loan_without_an_event_behind_it_ends_when_all_was_waited_for",
         ),

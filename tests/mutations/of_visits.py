@@ -26,4 +26,24 @@ VISITS = (
             "tests/devices/test_npu_threads.py::test_thread_has_its_own_device_again_and_none_is_opened",
         ),
     ),
+    Mutant(
+        name="lease_behind_who_waits_for_the_device",
+        why="The engine's thread stands still while another one waits for all there is.",
+        file="ucm/devices/_relay.py",
+        find="            loans = list(self._held_back)\n        wait()\n",
+        replace="            loans = list(self._held_back)\n            wait()\n",
+        killers=(
+            "tests/devices/test_accelerator_loans.py::TestLoans::test_lease_waits_for_nobody_who_waits_for_the_device",
+        ),
+    ),
+    Mutant(
+        name="ended_loans_kept",
+        why="Where events are scarce each step leaves a loan in a list, for ever.",
+        file="ucm/devices/_relay.py",
+        find="if each.state is not Loan.RELEASED",
+        replace="if each",
+        killers=(
+            "tests/devices/test_accelerator_loans.py::TestLoans::test_loan_without_an_event_behind_it_ends_when_all_was_waited_for",
+        ),
+    ),
 )

@@ -9,12 +9,13 @@ end while the stream has still to look at the event.
 Threading: any thread.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 
 from ucm.devices.abc import Fence
 from ucm.devices.driver import Driver, Stream
-from ucm.devices.events import BorrowedEvent, DoneFence, give_back
+from ucm.devices.events import BorrowedEvent, DoneFence, Loan, give_back
 from ucm.errors import DeviceError
 from ucm.threads import Threads
 
@@ -61,20 +62,26 @@ class Relay:
 
     def end_loans(self, wait: Callable[[], object]) -> None:
         """See that each has a fence behind it, or that *wait* has waited for all there is."""
-        with self._lock:
-            if not self._held_back:
-                return
-            try:
+        with self._lock, contextlib.suppress(DeviceError):  # no event to be had
+            if self._held_back:
                 self._fence()
-            except DeviceError:  # no event to be had
-                wait()
-                self._end_behind(DoneFence())
+        if self._held_back:
+            self.end_loans_behind(wait)
 
     def end_loans_behind(self, wait: Callable[[], object]) -> None:
-        """End the loans when *wait* has waited for all that the device has."""
+        """
+        End the loans there are when *wait* has waited for all that the device has.
+
+        An engine's thread may lend others meanwhile, and does not wait.
+        """
         with self._lock:
-            wait()
-            self._end_behind(DoneFence())
+            loans = list(self._held_back)
+        wait()
+        give_back(loans, DoneFence())
+        with self._lock:
+            self._held_back = [
+                each for each in self._held_back if each.state is not Loan.RELEASED
+            ]
 
     def _fence(self) -> Fence:
         fence = self._fence_on(self._stream)
