@@ -369,6 +369,18 @@ class TestClear:
             found = [set(slot.tolist()) for slot in world.pool]
             assert [{0} if at in blocks else {OLD} for at in range(NUM_BLOCKS)] == found
 
+    def test_zeros_that_do_not_end_stay_pinned(self):
+        """A close amid them ends in time, and unpins nothing that a copy reads."""
+
+        def close_amid_zeros(world, simulation):
+            assert "" == world.device.stage(1 << 12, world.group.block_bytes)
+            world.device._lanes[Direction.TO_DEVICE].stream.ops.append(Gate("gate"))
+            world.device.clear(GroupId(0), world.row_ids, [BlockId(3)])
+            world.device.close()
+            assert [world.device._zeros.ctypes.data] == list(world.driver.pins)
+
+        simulated(close_amid_zeros, pace=STILL, close=False)
+
     @pytest.mark.parametrize("verb", ["unregister", "close"])
     def test_memory_goes_away_behind_its_zeros(self, verb):
         """Zeros that are under way reach the engine's memory before it is let go of."""

@@ -46,4 +46,14 @@ VISITS = (
             "tests/devices/test_accelerator_loans.py::TestLoans::test_loan_without_an_event_behind_it_ends_when_all_was_waited_for",
         ),
     ),
+    Mutant(
+        name="zeros_unpinned_under_a_copy",
+        why="A close stands still in the driver, behind a copy that does not end.",
+        file="ucm/devices/accelerator.py",
+        find="        if not self._await_clear():\n",
+        replace="        if self._await_clear():\n",
+        killers=(
+            "tests/devices/test_accelerator_copies.py::TestClear::test_zeros_that_do_not_end_stay_pinned",
+        ),
+    ),
 )

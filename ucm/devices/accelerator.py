@@ -224,7 +224,9 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """
         if self._has_let_go:
             return
-        self._await_clear()
+        if not self._await_clear():
+            # They are read still, as what is staged may be.
+            self._pinned = self._pinned.without(address_of(self._zeros))
         super().close()
         if self._staging is not None and not self._staging.close():
             # The device may write there still: never unpinned, and never freed.
@@ -251,10 +253,11 @@ class AcceleratorDevice(PagedDevice[Pages]):
                         self._driver.unpin(address)
         self._pinned = PinnedMemory({})
 
-    def _await_clear(self) -> None:
-        """Wait for what is zeroed: the memory is about to go away."""
+    def _await_clear(self) -> bool:
+        """Wait for what is zeroed, as the memory is about to go away; False if it is not."""
         with contextlib.suppress(DeviceError):
-            self._cleared.wait(_CLOSE_TIMEOUT_S)
+            return self._cleared.wait(_CLOSE_TIMEOUT_S)
+        return False
 
     def _end_loans(self, relay: Relay) -> None:
         """See that the relay waits for no event of the engine's any more."""
