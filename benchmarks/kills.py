@@ -44,7 +44,7 @@ from tests.e2e.models import LLAMA, make_model
 from ucm.agent.protocol import SOCKET_NAME
 from ucm.stores.slab import SlabStore
 
-__all__ = ["Told", "run"]
+__all__ = ["Told", "listeners", "problems_of", "run", "searching", "users"]
 
 _WEIGHTS = {"engine": 2, "agent": 5, "server": 5}
 """How often each is killed: an engine takes seconds to start."""
@@ -157,13 +157,7 @@ class _Scene:
         return found[0]
 
     def _peer(self) -> Iterator[int]:
-        with socket.socket(socket.AF_UNIX) as peer:
-            try:
-                peer.connect(str(self._place / "slab" / SOCKET_NAME))
-            except OSError:
-                return
-            said = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            yield struct.unpack("3i", said)[0]
+        return listeners(self._place / "slab")
 
     def await_hit(self, since: float) -> None:
         """Listen until a prompt that was asked later has hit; an engine has to start, too."""
@@ -250,7 +244,7 @@ def run(
     # A socket's path may not be long.
     with (
         tempfile.TemporaryDirectory(prefix="ucm-kills-", dir="/dev/shm") as directory,
-        _searching(),
+        searching(),
     ):
         place = Path(directory)
         (place / "server").mkdir()
@@ -268,7 +262,7 @@ def run(
 
 
 @contextlib.contextmanager
-def _searching() -> Iterator[None]:
+def searching() -> Iterator[None]:
     """Let agents find the code that we run."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)
@@ -290,13 +284,13 @@ def _end(scene: _Scene, place: Path, told: Told) -> None:
         told.left.append(f"the engine keeps {dict(scene.end_said)}")
     os.kill(agent, signal.SIGTERM)
     scene.until(lambda: not _lives(agent))
-    told.left += [f"process {pid} still uses the slab" for pid in _users(place)]
+    told.left += [f"process {pid} still uses the slab" for pid in users(place)]
     told.left += [
         f"{path.name} is left"
         for path in (place / "slab").iterdir()
         if path.is_socket()
     ]
-    told.left += _problems_of(place / "slab")
+    told.left += problems_of(place / "slab")
 
 
 def _lives(pid: int) -> bool:
@@ -305,7 +299,18 @@ def _lives(pid: int) -> bool:
     return False
 
 
-def _users(place: Path) -> Iterator[int]:
+def listeners(slab: Path) -> Iterator[int]:
+    """Yield who listens at the socket of a slab's agent, if somebody does."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        try:
+            peer.connect(str(slab / SOCKET_NAME))
+        except OSError:
+            return
+        said = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        yield struct.unpack("3i", said)[0]
+
+
+def users(place: Path) -> Iterator[int]:
     """Yield who has files of the slab open, or mapped."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -314,7 +319,7 @@ def _users(place: Path) -> Iterator[int]:
                 yield process.pid
 
 
-def _problems_of(slab: Path) -> list[str]:
+def problems_of(slab: Path) -> list[str]:
     """Return what is not in order in a slab that nobody uses."""
     problems = []
     for index in sorted(slab.glob("index-*")):

@@ -35,7 +35,7 @@ os.environ |= {
 }
 
 
-_OF_TESTS = {
+OF_TESTS = {
     # Threads that wait for each other after each of many small loops starve on a busy
     # machine, and all engines would have theirs bound to the same CPUs.
     "OMP_NUM_THREADS": "1",
@@ -51,7 +51,7 @@ def pytest_configure(config: "pytest.Config") -> None:
     """Let engines of tests share the CPUs, and count for no coverage."""
     from tests import uncounted
 
-    os.environ.update(_OF_TESTS)
+    os.environ.update(OF_TESTS)
     config.pluginmanager.register(uncounted)
 
 

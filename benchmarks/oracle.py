@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Whether a block of KV is ever wrong: random engines, each block compared with the truth.
+
+Each seed is a real vLLM engine on a CPU with a tiny model, its settings and requests drawn at
+random: small pools that preempt, a small slab that evicts, aborts in each state, store and device
+that fail and dawdle, bytes of the slab flipped, the agent of a disk killed, and behind it a second
+engine with other settings over the same slab. Blocks that are committed, that a load publishes,
+that running requests have, and that lie in the slab in the end are compared as bytes with what an
+engine without connector computes for the same tokens, and so are the answers.
+
+What must hold as well: each request ends, no hold and no slot is left, all of the engine's blocks
+are free, it closes in time, and nothing is logged as an error.
+
+Run ``python -m benchmarks.oracle --seeds 1:8``; exits with 1 if anything of that did not.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import attrs
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks import oracle_side
+from benchmarks.kills import searching, users
+from benchmarks.oracle_settings import choose
+from tests.conftest import OF_TESTS
+from tests.e2e.engine import run_function
+
+__all__ = ["run"]
+
+_REST_S: Final = 420.0
+"""Three engines start, drain and close, and all is computed again; a machine may be busy."""
+_SAID: Final = 1500
+_WIDTH: Final = 140
+_COLUMNS: Final = ("commit", "publish", "running", "slab", "verified", "unknown")
+_EVENTS: Final = ("requests", "preempted", "aborted", "failed", "killed", "flipped")
+
+
+def run(seeds: Sequence[int], seconds: float, console: Console) -> Iterator[Any]:
+    """Yield what came of each seed, each in a process of its own."""
+    with searching():
+        for seed in track(seeds, "seeds", console=console):
+            began = time.monotonic()
+            told = _run(seed, seconds)
+            told["seconds"] = round(time.monotonic() - began, 1)
+            for problem in told["problems"]:
+                console.print(f"seed {seed}: {problem}", style="red", markup=False)
+            yield told
+
+
+def _run(seed: int, seconds: float) -> dict[str, Any]:
+    # A socket's path may not be long.
+    with tempfile.TemporaryDirectory(prefix="ucm-oracle-", dir="/dev/shm") as place:
+        try:
+            told: dict[str, Any] = run_function(
+                oracle_side.run,
+                timeout=seconds + _REST_S,
+                seed=seed,
+                seconds=seconds,
+                place=place,
+            )
+        except (AssertionError, TimeoutError) as exc:
+            told = {"seed": seed, "setting": attrs.asdict(choose(seed))}
+            told |= {"told": {}, "compared": {}, "wrong": 0, "worst": 0.0}
+            told["problems"] = [f"{type(exc).__name__}: {str(exc)[-_SAID:]}"]
+        for pid in [*users(Path(place))]:
+            told["problems"].append(f"process {pid} still uses the slab")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    return told
+
+
+def _table(results: Sequence[Mapping[str, Any]]) -> Table:
+    names = ("seed", "model", *_EVENTS, *_COLUMNS, "wrong", "problems")
+    table = Table(*names, box=SIMPLE)
+    for each in results:
+        events = [
+            sum(n for name, n in each["told"].items() if name.startswith(event))
+            for event in _EVENTS
+        ]
+        compared = [each["compared"].get(name, 0) for name in _COLUMNS]
+        counts = (*events, *compared, each["wrong"], len(each["problems"]))
+        table.add_row(str(each["seed"]), each["setting"]["model"], *map(str, counts))
+    return table
+
+
+def _seeds(text: str) -> range:
+    first, _, count = text.partition(":")
+    return range(int(first), int(first) + int(count or 1))
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.oracle")
+    parser.add_argument("--seeds", type=_seeds, default="1:8", metavar="FIRST:COUNT")
+    parser.add_argument("--seconds", type=float, default=40.0, help="of load, per seed")
+    parser.add_argument("--json", type=Path, help="file for the result")
+    given = parser.parse_args()
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    )
+    os.environ.update(OF_TESTS)  # children inherit it
+    console, began = Console(stderr=True), time.monotonic()
+    results = list(run(given.seeds, given.seconds, console))
+    Console(stderr=True, width=_WIDTH).print(_table(results))
+    if given.json:
+        result = {
+            "command": f"python -m benchmarks.oracle {' '.join(sys.argv[1:])}",
+            "commit": commit.stdout.strip(),
+            "python": platform.python_version(),
+            "seconds": round(time.monotonic() - began, 1),
+            "seeds": results,
+        }
+        given.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if any(each["problems"] for each in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
