@@ -46,12 +46,14 @@ __all__ = ["run"]
 _REST_S: Final = 420.0
 """Three engines start, drain and close, and all is computed again; a machine may be busy."""
 _SAID: Final = 1500
-_WIDTH: Final = 140
+_WIDTH: Final = 170
 _COLUMNS: Final = ("commit", "publish", "running", "slab", "verified", "unknown")
 _EVENTS: Final = ("requests", "preempted", "aborted", "failed", "killed", "flipped")
 
 
-def run(seeds: Sequence[int], seconds: float, console: Console) -> Iterator[Any]:
+def run(
+    seeds: Sequence[int], seconds: float, console: Console
+) -> Iterator[dict[str, Any]]:
     """Yield what came of each seed, each in a process of its own."""
     with searching():
         for seed in track(seeds, "seeds", console=console):
@@ -116,9 +118,9 @@ def main() -> int:
     )
     os.environ.update(OF_TESTS)  # children inherit it
     console, began = Console(stderr=True), time.monotonic()
-    results = list(run(given.seeds, given.seconds, console))
-    Console(stderr=True, width=_WIDTH).print(_table(results))
-    if given.json:
+    results: list[dict[str, Any]] = []
+    for told in run(given.seeds, given.seconds, console):
+        results.append(told)
         result = {
             "command": f"python -m benchmarks.oracle {' '.join(sys.argv[1:])}",
             "commit": commit.stdout.strip(),
@@ -126,7 +128,9 @@ def main() -> int:
             "seconds": round(time.monotonic() - began, 1),
             "seeds": results,
         }
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
+        if given.json:  # after each: who stops it keeps what was found
+            given.json.write_text(json.dumps(result, indent=1) + "\n")
+    Console(stderr=True, width=_WIDTH).print(_table(results))
     return 1 if any(each["problems"] for each in results) else 0
 
 
