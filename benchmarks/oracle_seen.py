@@ -82,13 +82,17 @@ class Oracle:
             self._compare(where, key, self._block(raw), self.truth[key])
 
     def judge(self) -> None:
-        """Compare all first sights with what is right."""
+        """Compare all first sights with what is right; what nobody knows, or nothing at all, is a problem."""
         for key, (block, where) in self._known.items():
             if key in self.truth:
                 self.counts["verified"] += 1
                 self._compare(f"{where}, against truth", key, block, self.truth[key])
             else:
                 self.counts["unknown"] += 1
+        if unknown := self.counts["unknown"]:
+            self.problems.append(f"{unknown} blocks are of no tokens that were asked")
+        if not self.counts["verified"]:
+            self.problems.append("no block was compared with the truth")
 
     def _block(self, raw: _Bytes) -> _Block:
         block = np.ascontiguousarray(raw).view(np.float32)

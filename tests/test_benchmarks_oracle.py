@@ -48,6 +48,21 @@ class TestOracle:
         oracle.see("commit", KEY, changed(5, np.nan))
         assert 1 == len(oracle.problems)
 
+    def test_run_that_compares_nothing_is_no_good_one(self) -> None:
+        """Else hooks that see nothing any more would say that all is well."""
+        oracle = Oracle()
+        oracle.judge()
+        assert ["no block was compared with the truth"] == oracle.problems
+
+    def test_block_of_tokens_that_nobody_asked_is_a_problem(self) -> None:
+        """It is foreign, or the truth was not learned."""
+        oracle = Oracle()
+        oracle.learn(KEY, raw(BLOCK))
+        oracle.see("commit", KEY, raw(BLOCK))
+        oracle.see("commit", (0, b"other"), raw(BLOCK))
+        oracle.judge()
+        assert ["1 blocks are of no tokens that were asked"] == oracle.problems
+
     def test_rounding_passes_and_is_told(self) -> None:
         """Another batch adds up in another order."""
         oracle = Oracle()

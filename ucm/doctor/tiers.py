@@ -14,6 +14,7 @@ import secrets
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -202,7 +203,7 @@ def _check_made(
     """
     is_disk = settings.get("type") == "disk"
     for path in read_tier(settings, key).path if is_disk else ():
-        extent_bytes = within(seconds, lambda path=path: _extents_of(path))  # type: ignore[misc]  # bound now
+        extent_bytes = within(seconds, partial(_extents_of, path))
         most = Geometry(1, extent_bytes).max_block_bytes if extent_bytes else nbytes
         if most < nbytes:
             problem = f"it was made with less capacity, for blocks of up to {size_text(most)}, and the model's have "
