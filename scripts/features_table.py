@@ -85,20 +85,14 @@ FEATURES: tuple[Feature, ...] = (
         ),
     ),
     Feature(
-        "Speculation, EAGLE",
+        "Speculation, EAGLE and MTP",
         Verdict.HANDLED,
-        "As with a draft model; so is EAGLE 3. The last draft block of a prefix depends on the next "
+        "As with a draft model; so are EAGLE 3, and the layer of a model's own that predicts tokens (MiMo). The last draft block of a prefix depends on the next "
         "token: that may cost accepted drafts, never a token.",
         (
-            "e2e/test_eagle.py::test_head_guesses_as_it_did_from_saved_blocks",
-            "e2e/test_eagle.py::test_rejected_guesses_in_flight_are_saved_by_nobody",
+            "e2e/test_speculation.py::test_head_guesses_as_it_did_from_saved_blocks",
+            "e2e/test_speculation.py::test_rejected_guesses_in_flight_are_saved_by_nobody",
         ),
-    ),
-    Feature(
-        "Speculation, MTP",
-        Verdict.NOT_RUN,
-        "As with EAGLE.",
-        (f"{_DOOR}/test_host_runners.py::TestRunners",),
     ),
     Feature(
         "Speculation on pipeline stages",
@@ -121,10 +115,11 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "Data parallel",
-        Verdict.NOT_RUN,
-        "Engines of their own, which share keys and the store of their machine. Two of "
-        "them were run by hand on CPU: all was found, with equal answers; no test keeps "
-        "that.",
+        Verdict.HANDLED,
+        "Engines of their own, which share keys and the store of their machine.",
+        (
+            "e2e/test_serve.py::TestServe::test_data_parallel_engines_find_what_each_other_saved",
+        ),
     ),
     Feature(
         "Decode and prefill context parallel",
@@ -145,12 +140,13 @@ FEATURES: tuple[Feature, ...] = (
     ),
     Feature(
         "Multimodal input",
-        Verdict.NOT_RUN,
+        Verdict.HANDLED,
         "The engine's hashes hold the images, the key holds the processor's settings. Refused by name where "
         "`mm_processor_cache_gb` is 0 and prefixes are not cached: the engine hashes no image then. Names that a "
-        "user gives to images (`multi_modal_uuids`) are taken at their word, behind a restart as well. Tiny PaliGemma, Qwen2-VL, LLaVA and Gemma 3 with images were "
-        "run by hand on CPU, with equal answers; no test keeps that.",
+        "user gives to images (`multi_modal_uuids`) are taken at their word, behind a restart as well. A test keeps a tiny Idefics 3; PaliGemma, Qwen2-VL, "
+        "LLaVA and Gemma 3 were run by hand on CPU, with equal answers.",
         (
+            "e2e/test_images.py::test_images_are_part_of_the_key",
             f"{_DOOR}/test_identity.py::TestFields",
             f"{_DOOR}/test_identity.py::TestReusable",
         ),

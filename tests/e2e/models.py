@@ -32,6 +32,7 @@ __all__ = [
     "QWEN3_NEXT",
     "Recipe",
     "make_model",
+    "write_tokenizer",
 ]
 
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
@@ -322,11 +323,7 @@ LLAMA_DEMO = Recipe(
 
 
 def make_model(recipe: Recipe, cache: Path = CACHE) -> Path:
-    """
-    Return the directory of the model, making it first if it is not there.
-
-    Safe to call from several processes at once: a model appears whole.
-    """
+    """Return the directory of a model; it is made if it is not there, and appears whole."""
     target = cache / f"{recipe.name}-{recipe.digest()}"
     if target.is_dir():
         return target
@@ -334,7 +331,7 @@ def make_model(recipe: Recipe, cache: Path = CACHE) -> Path:
     draft = Path(tempfile.mkdtemp(prefix=f".{recipe.name}-", dir=cache))
     try:
         _write_weights(recipe, draft)
-        _write_tokenizer(recipe.config["vocab_size"], draft)
+        write_tokenizer(recipe.config["vocab_size"], draft)
         draft.chmod(0o755)
         try:
             os.rename(draft, target)
@@ -379,7 +376,7 @@ def _write_weights(recipe: Recipe, target: Path) -> None:
     model.save_pretrained(target, safe_serialization=True)
 
 
-def _write_tokenizer(vocab_size: int, target: Path) -> None:
+def write_tokenizer(vocab_size: int, target: Path) -> None:
     """Save a tokenizer that splits at white space; the words are t3, t4 and so on."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast

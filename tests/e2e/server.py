@@ -38,19 +38,27 @@ class Server:
     pid: int
     log: Path
 
-    def post(self, path: str, **body: object) -> Any:
-        """Send JSON and return the JSON of the answer, or none if it is empty."""
+    def post(self, path: str, rank: int | None = None, **body: object) -> Any:
+        """
+        Send JSON and return the JSON of the answer, or none if it is empty.
+
+        Args:
+            path: Of the API.
+            rank: Of several engines, the one that is to answer.
+            body: What is sent.
+        """
+        headers = {"Content-Type": "application/json"}
+        if rank is not None:
+            headers["X-data-parallel-rank"] = str(rank)
         request = urllib.request.Request(
-            self.url + path,
-            data=json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
+            self.url + path, data=json.dumps(body).encode(), headers=headers
         )
         with urllib.request.urlopen(request, timeout=300) as response:
             text = response.read()
         return json.loads(text) if text else None
 
-    def complete(self, prompt: Sequence[int], max_tokens: int, **more: object) -> Any:
-        """Return the greedy completion of token ids, as the API gives it."""
+    def complete(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> Any:
+        """Return the greedy completion of token ids, as the API gives it; see ``post``."""
         return self.post(
             "/v1/completions",
             model=self.model,

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from tests.e2e.connector import LOADED, SAVED, prompt, ucm_config
+from tests.e2e.engine import EXTERNAL_HITS
 from tests.e2e.forked import live_members
 from tests.e2e.server import Server, serve
 from tests.e2e.test_multi import around
@@ -65,6 +66,28 @@ class TestServe:
             assert [] == live_members(server.pid)
         assert 1 == len(set(texts))
         assert [0, 384, 384, 384] == cached
+
+    def test_data_parallel_engines_find_what_each_other_saved(
+        self, llama: Path, tmp_path: Path
+    ) -> None:
+        """Two engines behind one address share keys and slab: the second finds in it the
+        prefix that the first computed, and answers the same."""
+        with serve(
+            llama,
+            *("--data-parallel-size", "2", "--api-server-count", "1"),
+            *("--shutdown-timeout", "60"),
+            log=tmp_path / "log",
+            kv_transfer_config=ucm_config(tmp_path / "slab"),
+            is_forked=True,
+        ) as server:
+            first = server.complete(PROMPT, 8, rank=0)
+            assert 3 == await_saved(server, 3)
+            second = server.complete(PROMPT, 8, rank=1)
+            assert first["choices"][0]["text"] == second["choices"][0]["text"]
+            assert 384 == second["usage"]["prompt_tokens_details"]["cached_tokens"]
+            assert 3 == server.counter(LOADED)
+            assert [0, 384] == sorted(server.samples(EXTERNAL_HITS + "_total"))
+        assert [] == live_members(server.pid)
 
     def test_health_and_usage_are_told_while_the_engine_idles(
         self, llama: Path, tmp_path: Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation with a head of EAGLE or EAGLE 3, on the real engine."""
+"""Speculation with a head of EAGLE, EAGLE 3 or the model's own, on the real engine."""
 
 import itertools
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.connector import LOADED, SAVED, halves, prompt, quiesced, ucm_config
-from tests.e2e.drafts import make_draft
+from tests.e2e.drafts import make_draft, make_foreseeing
 from tests.e2e.engine import (
     EXTERNAL_HITS,
     await_counter,
@@ -36,16 +36,21 @@ TINY: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["eagle", "eagle3"])
-def speculation(
+_Guessing = tuple[Path, dict[str, object]]
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3", "mtp"])
+def guessing(
     request: pytest.FixtureRequest,
     llama: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, object]:
-    """What the engine is told of a head."""
+) -> _Guessing:
+    """A model, and what the engine is told of the head that guesses for it."""
     target = tmp_path_factory.mktemp("draft") / request.param
-    draft = make_draft(request.param, llama, target)
-    return {"method": request.param, "model": str(draft), "num_speculative_tokens": 3}
+    told: dict[str, object] = {"method": request.param, "num_speculative_tokens": 3}
+    if request.param == "mtp":
+        return make_foreseeing(target), told
+    return llama, told | {"model": str(make_draft(request.param, llama, target))}
 
 
 @contextmanager
@@ -66,16 +71,17 @@ def guesses(llm: Any) -> Iterator[list[list[int]]]:
 
 
 def test_head_guesses_as_it_did_from_saved_blocks(
-    llama: Path, tmp_path: Path, speculation: dict[str, object]
+    tmp_path: Path, guessing: _Guessing
 ) -> None:
     """Tokens are those of the model alone, and each guess from loaded blocks is that from
     computed ones: the head's layer is saved and loaded with the others."""
+    model, speculation = guessing
     ids = prompt(3300, LENGTH)
-    with in_process_engine(llama, block_size=32) as llm:
+    with in_process_engine(model, block_size=32) as llm:
         alone = generate(llm, [ids], 12).token_ids
     config = ucm_config(tmp_path / "slab")
     with in_process_engine(
-        llama,
+        model,
         kv_transfer_config=config,
         block_size=32,
         speculative_config=speculation,
@@ -96,19 +102,19 @@ def test_head_guesses_as_it_did_from_saved_blocks(
 
 @pytest.mark.parametrize("drops", [False, True], ids=["preempts", "resets"])
 def test_rejected_guesses_in_flight_are_saved_by_nobody(
-    llama: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    speculation: dict[str, object],
+    guessing: _Guessing,
     drops: bool,
 ) -> None:
     """Batches in flight carry guesses that are rejected, and requests are preempted amid
     them, by want of room or by a reset that takes all: what was saved of them gives the
     tokens of the model alone, also to another engine over the slab."""
+    model, speculation = guessing
     prompts = [
         [*prompt(3310, 32 * (at % 4)), *prompt(3311 + at, 100)] for at in range(6)
     ]
-    with in_process_engine(llama, block_size=32) as llm:
+    with in_process_engine(model, block_size=32) as llm:
         alone = generate(llm, prompts, 60).token_ids
     keep_asynchronous(monkeypatch)
     config = ucm_config(tmp_path / "slab", save_decoded="each_block")
@@ -117,13 +123,13 @@ def test_rejected_guesses_in_flight_are_saved_by_nobody(
         "speculative_config": speculation,
         "async_scheduling": True,
     }
-    with in_process_engine(llama, **tiny) as llm:
+    with in_process_engine(model, **tiny) as llm:
         with resets_amid(llm) if drops else nullcontext():
             assert alone == generate(llm, prompts, 60).token_ids
         assert counter(llm, PREEMPTIONS) > 0
         assert counter(llm, DRAFTED) > 10 * counter(llm, ACCEPTED)
         assert {} == quiesced(llm)
-    with in_process_engine(llama, **tiny) as llm:
+    with in_process_engine(model, **tiny) as llm:
         assert alone == generate(llm, prompts, 60).token_ids
         assert counter(llm, LOADED) > 12
         assert {} == quiesced(llm)
