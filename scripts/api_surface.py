@@ -9,13 +9,13 @@ be made when.
 
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 
 import griffe
 
-from scripts.settings_table import ROOT
+__all__ = ["PAGE", "PUBLIC", "ROOT", "render"]
 
-__all__ = ["PAGE", "PUBLIC", "render"]
-
+ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "api-surface.txt"
 PUBLIC: dict[str, tuple[str, ...]] = {
     "ucm": (),

@@ -8,12 +8,12 @@ none of these: there, the file's name stands as it is.
 
 import posixpath
 import re
+from pathlib import Path
 from typing import Any
-
-from scripts.settings_table import ROOT
 
 __all__ = ["on_page_markdown", "without_ways_out"]
 
+_ROOT = Path(__file__).resolve().parents[1]
 _LINK = re.compile(r"\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
@@ -34,7 +34,7 @@ def without_ways_out(markdown: str, page: str) -> str:
         target = posixpath.normpath(target)
         if target.startswith("docs/"):
             return match[0]  # mkdocs looks after these
-        if not (ROOT / target).exists():
+        if not (_ROOT / target).exists():
             raise FileNotFoundError(f"docs/{page} leads to {target}")
         return f"{match[1]} (`{target}`)" if target not in match[1] else match[1]
 

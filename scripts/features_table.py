@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Write the table of ``docs/features.md``: features of the engine, and what ucm makes of them.
+The table of ``docs/features.md``: features of the engine, and what ucm makes of them.
 
 A row without a proof says "not run" or "read only"; a test sees that every proof exists.
 """
@@ -10,11 +10,8 @@ from collections.abc import Iterable
 
 import attrs
 
-from scripts.settings_table import ROOT, put_between
+__all__ = ["FEATURES", "Feature", "Verdict", "table"]
 
-__all__ = ["FEATURES", "PAGE", "Feature", "Verdict", "rewrite"]
-
-PAGE = ROOT / "docs" / "features.md"
 _DOOR = "integration/vllm"
 
 
@@ -251,29 +248,10 @@ FEATURES: tuple[Feature, ...] = (
 """In the order of the page."""
 
 
-def rewrite(text: str) -> str:
-    """
-    Return *text* with its table made anew.
-
-    Raises:
-        ValueError: A marker is missing.
-    """
-    return put_between(text, "features", "\n".join(_table()))
-
-
-def _table() -> Iterable[str]:
+def table() -> Iterable[str]:
+    """Yield the lines between the markers."""
     yield "| feature | ucm | what it means | proven by |"
     yield "|---|---|---|---|"
     for one in FEATURES:
         proofs = ", ".join(f"`{proof}`" for proof in one.proofs) or "nothing"
         yield f"| {one.name} | {one.verdict.value} | {one.says} | {proofs} |"
-
-
-def main() -> None:
-    """Bring the page up to date."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(rewrite(text), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tables of ``docs/modes.md`` from ``ucm.integration.vllm.modes``."""
+"""The tables of ``docs/modes.md``, from ``ucm.integration.vllm.modes``; ``pages`` writes them."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from scripts.settings_table import ROOT, put_between
 from ucm.config import Switch
 from ucm.integration.vllm.modes import (
     ROLES,
@@ -16,9 +15,8 @@ from ucm.integration.vllm.modes import (
     contradicts,
 )
 
-__all__ = ["PAGE", "all_facts", "rewrite"]
+__all__ = ["TABLES", "all_facts"]
 
-PAGE = ROOT / "docs" / "modes.md"
 _SHOWN = {
     "is_mock": "`hit_ratio` is set",
     "context_parallel": "context parallel",
@@ -28,23 +26,6 @@ _SHOWN = {
     "micro_batches": "micro-batches",
     "speculation": "speculation",
 }
-
-
-def rewrite(text: str) -> str:
-    """
-    Return *text* with every table between its markers made anew.
-
-    Raises:
-        ValueError: A marker is missing.
-    """
-    for name, make in (
-        ("rules", _rules),
-        ("combinations", _combinations),
-        ("roles", _roles),
-        ("claims", _claims),
-    ):
-        text = put_between(text, name, "\n".join(make()))
-    return text
 
 
 def all_facts() -> Iterator[Facts]:
@@ -136,11 +117,10 @@ def _yes(flag: bool) -> str:  # noqa: FBT001
     return "yes" if flag else "no"
 
 
-def main() -> None:
-    """Bring the page up to date."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(rewrite(text), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+TABLES: dict[str, Callable[[], Iterable[str]]] = {
+    "rules": _rules,
+    "combinations": _combinations,
+    "roles": _roles,
+    "claims": _claims,
+}
+"""By marker."""

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.api_surface import PAGE, render
-from scripts.settings_table import ROOT
+from scripts.api_surface import PAGE, ROOT, render
 
 EXAMPLES = [
     ROOT / "examples" / "embedded_host.py",

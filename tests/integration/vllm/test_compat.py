@@ -8,7 +8,7 @@ import torch
 import vllm
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec, SlidingWindowSpec
 
-from scripts.engines_table import PAGE, rewrite
+from scripts.pages import read, rewrite
 from tests.integration.vllm.engine_api import VERSIONS, api_of, made
 from ucm.errors import LayoutError
 from ucm.integration.vllm import compat
@@ -287,5 +287,5 @@ class TestBlockTables:
 
 def test_page_of_engine_versions_is_up_to_date():
     """What the documentation says of releases is what the code knows."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert rewrite(text) == text, "Run: python -m scripts.engines_table"
+    text = read("engines.md")
+    assert rewrite("engines.md", text) == text, "Run: python -m scripts.pages"

@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from scripts.settings_table import ROOT
+from scripts.pages import ROOT
 from tests.integration.vllm.kit import (
     cache_config,
     engine_config,
