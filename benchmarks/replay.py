@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Replay traces of requests against a cache, in virtual time: what capacity and policy give.
+What capacity and policy give, over traces that are read or made up: tables, plots, scenarios.
 
-The hit ratio is of tokens: those of the blocks found from the start of a prompt on, by
-those of all prompts. All blocks of a prompt are stored at once when it has arrived. Run::
+``ucm replay`` answers for one trace and for sizes in bytes; here are the capacities that it takes
+by itself, a thousandth of the distinct blocks up to all of them, and what its models tell besides. Run::
 
-    python -m benchmarks.replay TRACE.jsonl --capacity 100GiB --block-bytes 64MiB
-    python -m benchmarks.replay --generate mixed --policy ours,lru,optimal --json
+    python -m benchmarks.replay TRACE.jsonl --scenarios
+    python -m benchmarks.replay --generate mixed --policy ours --policy optimal --json results.json
 
-A trace is a file as ``ucm.replay.traces`` says. Without capacities there are ten, from a
-thousandth of the distinct blocks up to all of them.
+A trace is a file as ``ucm.replay.traces`` says.
 """
 
 import argparse
 import json
-import re
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,30 +27,10 @@ from ucm.replay.traces import Trace, TraceError, read
 
 __all__ = ["main", "plots", "table"]
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _PLOTTED = ("lru", "ours", "newcomers", "second-use", "arc", "optimal")
 
 Found = Mapping[str, Any]
 """What one trace came to: a row for each capacity and policy."""
-
-
-class _Progress:
-    """Tells on standard error how far a long replay is, once a second."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._done = 0
-        self._told = time.monotonic()
-
-    def step(self, what: str) -> None:
-        """Count one more."""
-        self._done += 1
-        if time.monotonic() - self._told >= 1.0:
-            self._told = time.monotonic()
-            print(f"{self._done} of {self._total}: {what}", file=sys.stderr, flush=True)
-
-
-# -- replaying ---------------------------------------------------------------------
 
 
 def _by_capacity(found: Found) -> dict[int, dict[str, Any]]:
@@ -97,43 +74,6 @@ def plots(results: Sequence[Found]) -> dict[str, str]:
 # -- the command -------------------------------------------------------------------
 
 
-def _size(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 64KiB or 100GiB")
-    number, unit = found.groups()
-    return int(float(number) * 1024 ** " KMGT".index(unit.upper() or " "))
-
-
-def _sizes(text: str) -> list[int]:
-    return [_size(each) for each in text.split(",")]
-
-
-def _policies(text: str) -> list[str]:
-    names = text.split(",")
-    for name in names:
-        if name not in POLICIES:
-            known = ", ".join(POLICIES)
-            raise argparse.ArgumentTypeError(
-                f"no policy is {name!r}; there are {known}"
-            )
-    return names
-
-
-def _positive(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return number
-
-
-def _count(text: str) -> int:
-    return int(_positive(text)) or 1
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.replay",
@@ -143,40 +83,32 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("traces", nargs="*", type=Path, metavar="TRACE", help="files of requests")
     add("--generate", choices=WORKLOADS, action="append", default=[], help="made up")
-    add("--minutes", type=_positive, default=60.0, help="length of what is made up")
-    add("--rate", type=_positive, default=1.0, help="its sessions per second")
+    add("--minutes", type=float, default=60.0, help="length of what is made up")
+    add("--rate", type=float, default=1.0, help="its sessions per second")
     add("--seed", type=int, default=1, help="of its random numbers")
     add("--write", type=Path, help="file for the last trace, to be replayed again")
-    add("--block-tokens", type=_count, default=512, help="tokens of one hash id")
-    add("--capacity", type=_sizes, default=[], help="bytes; several with commas")
-    add("--block-bytes", type=_size, default=0, help="bytes of one block on all ranks")
-    add("--policy", type=_policies, default=[*POLICIES], help="names with commas")
+    add("--block-tokens", type=int, default=512, help="tokens of one hash id")
+    add("--policy", choices=POLICIES, action="append", help="all if left out")
     add("--scenarios", action="store_true", help="also engines, retention, parts")
-    add("--json", nargs="?", const="-", help="results, to a file or standard output")
+    add("--json", type=Path, help="file for the results")
     add("--plots", type=Path, help="folder for one SVG per trace")
     return parser
 
 
-def _traces(arguments: argparse.Namespace) -> Iterator[Trace]:
-    for path in arguments.traces:
-        yield read(path, arguments.block_tokens)
-    for name in arguments.generate:
+def _traces(given: argparse.Namespace) -> Iterator[Trace]:
+    for path in given.traces:
+        yield read(path, given.block_tokens)
+    for name in given.generate:
         yield generate(
             name,
-            minutes=arguments.minutes,
-            rate=arguments.rate,
-            seed=arguments.seed,
-            block_tokens=arguments.block_tokens,
+            minutes=given.minutes,
+            rate=given.rate,
+            seed=given.seed,
+            block_tokens=given.block_tokens,
         )
 
 
-def _capacities(arguments: argparse.Namespace, trace: Trace) -> list[int]:
-    if arguments.capacity:
-        return [size // arguments.block_bytes for size in arguments.capacity]
-    return usual_capacities(trace)
-
-
-def _tell(found: Found, *, block_bytes: int) -> None:
+def _tell(found: Found) -> None:
     print(
         f"\n{found['trace']}: {found['requests']} requests in {found['seconds']} s, "
         f"{found['distinct_blocks']} blocks of {found['block_tokens']} tokens, "
@@ -184,70 +116,51 @@ def _tell(found: Found, *, block_bytes: int) -> None:
     )
     print("Tokens found, of those asked for:\n")
     print(table(found))
-    unit = f"GiB of {block_bytes} bytes a block" if block_bytes else "thousand blocks"
-    factor = block_bytes / 2**30 if block_bytes else 1e-3
-    print(f"\nWritten, in {unit}:\n")
+    print("\nWritten, in thousand blocks:\n")
     for capacity, rows in _by_capacity(found).items():
         cells = [
-            f"{name} {row['written_blocks'] * factor:.1f}" for name, row in rows.items()
+            f"{name} {row['written_blocks'] / 1e3:.1f}" for name, row in rows.items()
         ]
         print(f"  {capacity} blocks: " + ", ".join(cells))
     for finding in found.get("scenarios", []):
         print("  " + ", ".join(f"{name} {value}" for name, value in finding.items()))
 
 
-def _run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
     results = []
-    for trace in _traces(arguments):
-        capacities = _capacities(arguments, trace)
-        progress = _Progress(len(capacities) * len(arguments.policy))
-        found = replay(trace, capacities, arguments.policy, progress.step)
-        if arguments.scenarios:
+    for trace in _traces(given):
+        found = replay(
+            trace,
+            usual_capacities(trace),
+            given.policy or [*POLICIES],
+            lambda done: print(done, file=sys.stderr, flush=True),
+        )
+        if given.scenarios:
             middle = max(1, trace.distinct_blocks() // 20)
             found["scenario_capacity_blocks"] = middle
             found["scenarios"] = list(scenarios(trace, middle))
         results.append(found)
-        if arguments.json != "-":
-            _tell(found, block_bytes=arguments.block_bytes)
-        if arguments.write:
-            write(arguments.write, trace)
+        _tell(found)
+        if given.write:
+            write(given.write, trace)
     return results
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    if not arguments.traces and not arguments.generate:
-        raise TraceError("no trace: name a file, or --generate one")
-    if arguments.capacity and not arguments.block_bytes:
-        raise TraceError("--capacity needs --block-bytes, the bytes of one block")
-    if any(size < max(1, arguments.block_bytes) for size in arguments.capacity):
-        raise TraceError("--capacity holds no block of --block-bytes")
-
-
-def _save(results: Sequence[Found], arguments: argparse.Namespace) -> None:
-    text = json.dumps(results, indent=1)
-    if arguments.json == "-":
-        print(text)
-    elif arguments.json:
-        Path(arguments.json).write_text(text + "\n", encoding="utf-8")
-    if arguments.plots:
-        arguments.plots.mkdir(parents=True, exist_ok=True)
-        for name, drawn in plots(results).items():
-            (arguments.plots / name).write_text(drawn, encoding="utf-8")
-
-
 def main(words: Sequence[str] | None = None) -> None:
-    """Replay what the command line says; exit with 2 and one line if that is wrong."""
-    parser = _parser()
-    arguments = parser.parse_args(words)
+    """Replay what the command line says."""
+    given = _parser().parse_args(words)
+    if not (given.traces or given.generate):
+        raise SystemExit("replay: no trace: name a file, or --generate one")
     try:
-        _check(arguments)
-        _save(_run(arguments), arguments)
+        results = _run(given)
     except TraceError as error:
-        print(f"replay: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except OSError as error:
-        print(f"replay: {error.filename}: {error.strerror}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(f"replay: {error}") from None
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if given.plots:
+        given.plots.mkdir(parents=True, exist_ok=True)
+        for name, drawn in plots(results).items():
+            (given.plots / name).write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":
