@@ -34,6 +34,7 @@ from benchmarks.harness import Figure, Scale, Told, freeze_garbage, latencies, m
 from benchmarks.memory import (
     GROUP,
     log_in,
+    make_keyspace,
     make_memory,
     make_order,
     running,
@@ -41,7 +42,6 @@ from benchmarks.memory import (
 from benchmarks.scheduler import measure_scheduler
 from benchmarks.step import (
     BLOCK_BYTES,
-    BLOCK_TOKENS,
     BLOCKS,
     DIGEST,
     PAGE_BYTES,
@@ -51,7 +51,7 @@ from benchmarks.step import (
     spans,
 )
 from benchmarks.stores import MEMORY
-from ucm.blocks import KeySpace, Owner
+from ucm.blocks import Owner
 from ucm.config import UCMConfig
 from ucm.devices.abc import Fence
 from ucm.devices.cpu import CPUDevice
@@ -315,16 +315,7 @@ def _worker(beside: Beside, log: Log):  # noqa: ANN202 - the door is imported la
     setup = LocalSetup(
         config=UCMConfig(),
         layout=layout,
-        keyspace=KeySpace(
-            model="m",
-            weights="w",
-            kv_dtype="auto",
-            layout=layout.fingerprint(),
-            block_tokens=BLOCK_TOKENS,
-            parallel="tp=1",
-            hash_algorithm="sha256",
-            engine="benchmark",
-        ),
+        keyspace=make_keyspace(layout),
         num_blocks=BLOCKS + 1,
         recomputes=True,
         threads=beside.threads,

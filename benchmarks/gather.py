@@ -18,8 +18,8 @@ import torch
 from benchmarks.harness import Figure, Scale, Side, compare, main, ratio, speed
 from ucm.blocks import BlockId, GroupId, RowId
 from ucm.devices.cpu import CPUDevice
-from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.plan import HostSlots
+from ucm.prefixes import paged_layout
 
 ROWS, ROUNDS = 32, 6
 GROUP = GroupId(0)
@@ -92,18 +92,11 @@ class Copies:
         page, count = case.page_bytes, case.num_blocks
         num_blocks = count * ROUNDS
         names = [f"layer{number}" for number in range(ROWS)]
-        rows = tuple(
-            RowLayout(row_id=RowId(number), page_bytes=page, layer_names=(name,))
-            for number, name in enumerate(names)
-        )
-        group = GroupLayout(
-            group_id=GROUP, kind=GroupKind.FULL, block_tokens=16, rows=rows
-        )
-        layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
+        layout = paged_layout(dict.fromkeys(names, page), block_tokens=16)
         tensors = make_tensors(case.memory, num_blocks, page)
         self._device = CPUDevice(num_blocks)
         self._device.register(layout, dict(zip(names, tensors, strict=True)))
-        block = group.block_bytes
+        block = layout.max_block_bytes
         pool = torch.ones(count, block + case.slot_padding, dtype=torch.uint8).numpy()
         self._slots = HostSlots(pool, np.arange(count), block)
         order = np.arange(num_blocks)
@@ -111,7 +104,7 @@ class Copies:
             order = np.random.default_rng(0).permutation(num_blocks)
         spans = order.reshape(ROUNDS, count).tolist()
         self._spans = [list(map(BlockId, span)) for span in spans]
-        self._row_ids = [row.row_id for row in rows]
+        self._row_ids = [RowId(number) for number in range(ROWS)]
         self.nbytes = count * block
         self._source = torch.ones(ROUNDS, self.nbytes, dtype=torch.uint8).numpy()
         self._target = torch.ones(self.nbytes, dtype=torch.uint8).numpy()

@@ -32,12 +32,11 @@ from benchmarks.harness import (
     ratio,
     speed,
 )
-from ucm.blocks import GroupId, RowId
 from ucm.devices.accelerator import AcceleratorDevice
 from ucm.devices.cuda import CudaDriver
 from ucm.devices.driver import Direction
-from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
 from ucm.plan import CopyBatch
+from ucm.prefixes import paged_layout
 
 KB, MB = 1 << 10, 1 << 20
 PAGES = [4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB]
@@ -236,11 +235,7 @@ def load(direction: Direction, scale: Scale) -> Told:
 def lease(scale: Scale) -> Told:
     """Measure what the engine's thread pays for a fence, its work being under way."""
     pages = torch.zeros(64, 4 * KB, dtype=torch.uint8, device="cuda")
-    row = RowLayout(row_id=RowId(0), page_bytes=4 * KB, layer_names=("layer",))
-    group = GroupLayout(
-        group_id=GroupId(0), kind=GroupKind.FULL, block_tokens=16, rows=(row,)
-    )
-    layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
+    layout = paged_layout({"layer": 4 * KB}, block_tokens=16)
     device = AcceleratorDevice(CudaDriver(0), len(pages))
     device.register(layout, {"layer": pages})
     steps = itertools.count(1)

@@ -16,7 +16,8 @@ from typing import Any
 
 import attrs
 
-from ucm.blocks import GroupId, KeySpace, RowId
+from benchmarks.memory import make_keyspace
+from ucm.blocks import GroupId, RowId
 from ucm.config import SaveDecoded, UCMConfig
 from ucm.integration.vllm.modes import DIRECT, Saves
 from ucm.integration.vllm.scheduler import SchedulerHalf
@@ -68,16 +69,7 @@ def make_half(groups: int, decoded: SaveDecoded, *, saves: bool) -> SchedulerHal
             {"save_decoded": decoded.value, "log": {"level": "off"}}
         ),
         layout=layout,
-        keyspace=KeySpace(
-            model="m",
-            weights="w",
-            kv_dtype="auto",
-            layout=layout.fingerprint(),
-            block_tokens=BLOCK,
-            parallel="tp=1",
-            hash_algorithm="sha256",
-            engine="benchmark",
-        ),
+        keyspace=make_keyspace(layout),
         num_blocks=4 * RUNNING,
         recomputes=True,
         mode=DIRECT if saves else attrs.evolve(DIRECT, saves=Saves.NOTHING),

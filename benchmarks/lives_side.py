@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.decode_side import own_cpu_seconds
 from benchmarks.harness import Figure, Scale, Told
+from benchmarks.memory import make_keyspace
 from benchmarks.stores import MEMORY
-from ucm.blocks import GroupId, KeySpace, RowId
 from ucm.config import UCMConfig
 from ucm.devices.abc import Device
 from ucm.devices.cpu import CPUDevice
@@ -32,7 +32,7 @@ from ucm.integration.vllm.messages import RankHandshake
 from ucm.integration.vllm.scheduler import SchedulerHalf
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.worker import WorkerHalf
-from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from ucm.prefixes import paged_layout
 
 BLOCK, ROWS, PAGE_BYTES = 32, 4, 16384
 RUNNING, PER_STEP = 256, 3
@@ -50,18 +50,8 @@ WORKER = {name: name for name in ("fence", "bind", "report", "clear")} | {
     "stats": "worker's stats",
 }
 
-_ROWS = tuple(
-    RowLayout(row_id=RowId(at), page_bytes=PAGE_BYTES, layer_names=(f"layer.{at}",))
-    for at in range(ROWS)
-)
-LAYOUT = KVLayout(
-    groups=(
-        GroupLayout(
-            group_id=GroupId(0), kind=GroupKind.FULL, block_tokens=BLOCK, rows=_ROWS
-        ),
-    ),
-    hash_block_tokens=BLOCK,
-    engine_tag="benchmark",
+LAYOUT = paged_layout(
+    {f"layer.{at}": PAGE_BYTES for at in range(ROWS)}, block_tokens=BLOCK
 )
 
 
@@ -81,16 +71,7 @@ def make_setup(directory: Path) -> Setup:
             {"store": {"path": str(directory), "capacity": "512MiB"}}
         ),
         layout=LAYOUT,
-        keyspace=KeySpace(
-            model="m",
-            weights="w",
-            kv_dtype="auto",
-            layout=LAYOUT.fingerprint(),
-            block_tokens=BLOCK,
-            parallel="tp=1",
-            hash_algorithm="sha256",
-            engine="benchmark",
-        ),
+        keyspace=make_keyspace(LAYOUT),
         num_blocks=POOL,
         recomputes=True,
         adapters=None,

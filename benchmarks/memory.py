@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from benchmarks.harness import make_keys
-from ucm.blocks import BlockKey, GroupId, Owner, PackedKey, RowId
+from ucm.blocks import BlockKey, GroupId, KeySpace, Owner, PackedKey, RowId
 from ucm.config import LogConfig, UCMConfig
 from ucm.devices.cpu import CPUDevice
-from ucm.layout import GroupKind, GroupLayout, KVLayout, RowLayout
+from ucm.layout import KVLayout
 from ucm.metrics import Counters
+from ucm.prefixes import keyspace_of, paged_layout
 from ucm.runtime import Runtime
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.stores.abc import Store
@@ -25,6 +26,7 @@ __all__ = [
     "ROWS",
     "ROW_IDS",
     "log_in",
+    "make_keyspace",
     "make_memory",
     "make_order",
     "running",
@@ -44,12 +46,7 @@ def make_memory(
 ) -> tuple[KVLayout, dict[str, torch.Tensor]]:
     """Return a layout and touched memory for it on a device, all rows in one tensor."""
     layers = [f"layer.{row}" for row in range(ROWS)]
-    rows = tuple(
-        RowLayout(row_id=RowId(row), page_bytes=page_bytes, layer_names=(name,))
-        for row, name in enumerate(layers)
-    )
-    group = GroupLayout(group_id=GROUP, kind=GroupKind.FULL, block_tokens=16, rows=rows)
-    layout = KVLayout(groups=(group,), hash_block_tokens=16, engine_tag="benchmark")
+    layout = paged_layout(dict.fromkeys(layers, page_bytes), block_tokens=16)
     nbytes = num_blocks * ROWS * page_bytes
     flat = torch.ones(nbytes, dtype=torch.uint8, device=device)
     if block_contiguous:
@@ -57,6 +54,13 @@ def make_memory(
     else:
         pages = flat.view(ROWS, num_blocks, page_bytes).unbind(0)
     return layout, dict(zip(layers, pages, strict=True))
+
+
+def make_keyspace(layout: KVLayout) -> KeySpace:
+    """Return a key space for blocks of a layout."""
+    return keyspace_of(
+        layout, model="m", weights="w", kv_dtype="auto", engine="benchmark"
+    )
 
 
 def make_order(
