@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lives_side import SCHEDULER, WARM, WORKER, Engine, make_setup
+from benchmarks.lives import SCHEDULER, WARM, WORKER, Engine, make_setup
 from ucm.stores.slab import _opened
 from ucm.stores.slab._locks import FileLock
 
