@@ -15,6 +15,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -39,6 +40,7 @@ __all__ = [
     "main",
     "make_keys",
     "ratio",
+    "run_of",
     "speed",
 ]
 
@@ -148,6 +150,15 @@ def latencies(
     highest = [sorted(taken)[len(taken) * 99 // 100] * 1e3 for taken in rounds]
     yield Figure.over(case, f"{what}, median", "us", medians, targets[0])
     yield Figure.over(case, f"{what}, p99", "ms", highest, targets[1])
+
+
+def run_of(parser: argparse.ArgumentParser) -> dict[str, str]:
+    """Return what a result says of how it was made: by this command, of this commit."""
+    return {
+        "command": " ".join([parser.prog, *sys.argv[1:]]),
+        "commit": _git("rev-parse", "HEAD"),
+        "python": platform.python_version(),
+    }
 
 
 def _environment(mounted: str) -> dict[str, object]:

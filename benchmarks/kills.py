@@ -17,12 +17,10 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +33,7 @@ import psutil
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.harness import run_of
 from benchmarks.kills_side import STOP, answers, serve
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
 from tests.backends.servers import Server, redis_server
@@ -337,12 +336,9 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the result")
-    given = parser.parse_args()
+    given, made = parser.parse_args(), run_of(parser)
     chance = random.Random(given.seed)
     kills = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=given.kills)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
     console, began = Console(stderr=True), time.monotonic()
     told = run(
         kills,
@@ -350,9 +346,7 @@ def main() -> int:
         each=lambda all_of: iter(track(all_of, "kills", console=console)),
     )
     result = {
-        "command": f"python -m benchmarks.kills {' '.join(sys.argv[1:])}",
-        "commit": commit.stdout.strip(),
-        "python": platform.python_version(),
+        **made,
         "seconds": round(time.monotonic() - began, 1),
         **attrs.asdict(told),
     }

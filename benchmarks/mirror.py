@@ -11,12 +11,11 @@ Run ``python -m benchmarks.mirror --rounds 40``; exits with 1 if they were not e
 
 import argparse
 import json
-import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from benchmarks.harness import run_of
 from tests import conftest as _engine_environment  # noqa: F401  children inherit it
 from tests.e2e.engine import run_function
 from tests.e2e.mirrored import soaked
@@ -30,7 +29,7 @@ def main() -> int:
     parser.add_argument("--acts", type=int, default=40, help="of each round")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="file for the result")
-    given = parser.parse_args()
+    given, made = parser.parse_args(), run_of(parser)
     began, problem, done = time.monotonic(), "", {}
     try:
         done = run_function(
@@ -43,13 +42,8 @@ def main() -> int:
         )
     except AssertionError as exc:
         problem = str(exc)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
     result = {
-        "command": f"python -m benchmarks.mirror {' '.join(sys.argv[1:])}",
-        "commit": commit.stdout.strip(),
-        "python": platform.python_version(),
+        **made,
         "seconds": round(time.monotonic() - began, 1),
         "done": done,
         "problem": problem,

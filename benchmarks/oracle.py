@@ -19,9 +19,7 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,6 +34,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks import oracle_side
+from benchmarks.harness import run_of
 from benchmarks.kills import searching, users
 from benchmarks.oracle_settings import choose
 from tests.conftest import OF_TESTS
@@ -112,19 +111,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=_seeds, default="1:8", metavar="FIRST:COUNT")
     parser.add_argument("--seconds", type=float, default=40.0, help="of load, per seed")
     parser.add_argument("--json", type=Path, help="file for the result")
-    given = parser.parse_args()
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
-    )
+    given, made = parser.parse_args(), run_of(parser)
     os.environ.update(OF_TESTS)  # children inherit it
     console, began = Console(stderr=True), time.monotonic()
     results: list[dict[str, Any]] = []
     for told in run(given.seeds, given.seconds, console):
         results.append(told)
         result = {
-            "command": f"python -m benchmarks.oracle {' '.join(sys.argv[1:])}",
-            "commit": commit.stdout.strip(),
-            "python": platform.python_version(),
+            **made,
             "seconds": round(time.monotonic() - began, 1),
             "seeds": results,
         }
