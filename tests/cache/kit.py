@@ -116,9 +116,10 @@ class Host:
 
     @contextlib.asynccontextmanager
     async def cache(self) -> AsyncIterator[Cache]:
-        """Yield an open cache."""
-        async with Opening(self.open_core) as cache:
-            yield cache
+        """Yield an open cache; not for ever."""
+        with anyio.fail_after(LIMIT_S):
+            async with Opening(self.open_core) as cache:
+                yield cache
 
     def content(self, blocks: range) -> bytes:
         """Return the bytes of blocks, layer by layer."""

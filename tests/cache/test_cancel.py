@@ -29,6 +29,8 @@ from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
+pytestmark = pytest.mark.anyio
+
 KEYS = keys_of(6)
 
 
@@ -131,25 +133,21 @@ async def see_that_nothing_is_left(host: Host, cache: Cache) -> None:
 
 @both_loops
 @pytest.mark.parametrize("verb", VERBS)
-def test_verb_cancelled_at_each_point_leaves_nothing(loop: str, verb: str) -> None:
+async def test_verb_cancelled_at_each_point_leaves_nothing(verb: str) -> None:
     """Whatever it waits for, somebody else can use all of it afterwards."""
     host = Host(config=span_of())
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            await cache.save(KEYS, range(6)).committed
+    async with host.cache() as cache:
+        await cache.save(KEYS, range(6)).committed
+        await see_that_nothing_is_left(host, cache)
+        nth, points = 0, 1
+        while nth < points:
+            if verb == "flush":
+                cache.save(keys_of(2, nth + 1), [3, 4])
+            points = await cancel_at(nth, VERBS[verb](cache))
             await see_that_nothing_is_left(host, cache)
-            nth, points = 0, 1
-            while nth < points:
-                if verb == "flush":
-                    cache.save(keys_of(2, nth + 1), [3, 4])
-                points = await cancel_at(nth, VERBS[verb](cache))
-                await see_that_nothing_is_left(host, cache)
-                nth += 1
-            assert 1 <= points
-
-    with leaving_nothing(host):
-        run(loop, main)
+            nth += 1
+        assert 1 <= points
+    host.check_left()
 
 
 @both_loops
@@ -179,95 +177,77 @@ def test_open_and_close_cancelled_at_each_point_leave_nothing(loop: str) -> None
 
 @both_loops
 @pytest.mark.parametrize("at", ["read", "scatter", "recheck"])
-def test_load_cancelled_anywhere_returns_once_nothing_writes(
-    loop: str, at: str
-) -> None:
+async def test_load_cancelled_anywhere_returns_once_nothing_writes(at: str) -> None:
     """The host may use the blocks for others the moment it is back."""
     gate = Gate()
     host = Host(FaultPlan(Fault(at, gate)))
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            await cache.save(KEYS, range(6)).committed
-            async with anyio.create_task_group() as group:
-                group.start_soon(cache.load, KEYS, range(20, 26))
-                await anyio.to_thread.run_sync(gate.wait_reached)
-                group.cancel_scope.cancel()
-                gate.open()
-            assert 0 == len(host.core._users)
-            assert (await cache.load(KEYS, range(20, 26))).is_whole
-
-    with leaving_nothing(host):
-        run(loop, main)
+    async with host.cache() as cache:
+        await cache.save(KEYS, range(6)).committed
+        async with anyio.create_task_group() as group:
+            group.start_soon(cache.load, KEYS, range(20, 26))
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            group.cancel_scope.cancel()
+            gate.open()
+        assert 0 == len(host.core._users)
+        assert (await cache.load(KEYS, range(20, 26))).is_whole
+    host.check_left()
 
 
 @both_loops
-def test_cancelled_load_does_not_wait_for_the_store(loop: str) -> None:
+async def test_cancelled_load_does_not_wait_for_the_store() -> None:
     """As long as nothing writes to its blocks, they are the host's again at once."""
     gate = Gate()
     host = Host(FaultPlan(Fault("read", gate)))
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            await cache.save(KEYS, range(6)).committed
-            async with anyio.create_task_group() as group:
-                group.start_soon(cache.load, KEYS, range(20, 26))
-                await anyio.to_thread.run_sync(gate.wait_reached)
-                group.cancel_scope.cancel()
-            assert 0 == len(host.core._users)
-            gate.open()
-            why = {"direction": "load", "reason": Reason.WITHDRAWN}
-            total = host.core._counters.total
-            assert 6 == total("ucm_settled_parts_total", **why)  # not its deadline
-
-    with leaving_nothing(host):
-        run(loop, main)
+    async with host.cache() as cache:
+        await cache.save(KEYS, range(6)).committed
+        async with anyio.create_task_group() as group:
+            group.start_soon(cache.load, KEYS, range(20, 26))
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            group.cancel_scope.cancel()
+        assert 0 == len(host.core._users)
+        gate.open()
+        why = {"direction": "load", "reason": Reason.WITHDRAWN}
+        total = host.core._counters.total
+        assert 6 == total("ucm_settled_parts_total", **why)  # not its deadline
+    host.check_left()
 
 
 @both_loops
 @pytest.mark.parametrize("at", ["reserve", "gather", "seal", "commit"])
-def test_save_cancelled_anywhere_gives_all_back(loop: str, at: str) -> None:
+async def test_save_cancelled_anywhere_gives_all_back(at: str) -> None:
     """Its blocks are released and its slots given back, wherever it was."""
     gate = Gate()
     host = Host(FaultPlan(Fault(at, gate)))
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            save = cache.save(KEYS, range(6))
-            await anyio.to_thread.run_sync(gate.wait_reached)
-            save.cancel()
-            end = await save.committed
-            assert (OutcomeKind.CANCELLED, Reason.WITHDRAWN) == (end.kind, end.reason)
-            gate.open()
-            await save.source_released
-            await see_that_nothing_is_left(host, cache)
-            assert 0 == await cache.match(KEYS)  # nobody finds what was not stored
-
-    with leaving_nothing(host):
-        run(loop, main)
+    async with host.cache() as cache:
+        save = cache.save(KEYS, range(6))
+        await anyio.to_thread.run_sync(gate.wait_reached)
+        save.cancel()
+        end = await save.committed
+        assert (OutcomeKind.CANCELLED, Reason.WITHDRAWN) == (end.kind, end.reason)
+        gate.open()
+        await save.source_released
+        await see_that_nothing_is_left(host, cache)
+        assert 0 == await cache.match(KEYS)  # nobody finds what was not stored
+    host.check_left()
 
 
 @both_loops
-def test_who_is_cancelled_while_awaiting_a_save_leaves_it_alone(loop: str) -> None:
+async def test_who_is_cancelled_while_awaiting_a_save_leaves_it_alone() -> None:
     """The others who await it hear of its end, and it is stored."""
     gate = Gate()
     host = Host(FaultPlan(Fault("commit", gate)))
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            save = cache.save(KEYS, range(6))
-            await anyio.to_thread.run_sync(gate.wait_reached)
-            with anyio.move_on_after(0):
-                await save.committed
-            left = len(save._transfer.over._waiters)
-            gate.open()
-            assert 0 == left
-            assert (await save.committed).is_whole
-            save.cancel()  # too late: it is nothing
-            assert 6 == await cache.match(KEYS)
-
-    with leaving_nothing(host):
-        run(loop, main)
+    async with host.cache() as cache:
+        save = cache.save(KEYS, range(6))
+        await anyio.to_thread.run_sync(gate.wait_reached)
+        with anyio.move_on_after(0):
+            await save.committed
+        left = len(save._transfer.over._waiters)
+        gate.open()
+        assert 0 == left
+        assert (await save.committed).is_whole
+        save.cancel()  # too late: it is nothing
+        assert 6 == await cache.match(KEYS)
+    host.check_left()
 
 
 def test_load_cancelled_twice_still_waits_for_the_copy() -> None:
@@ -349,16 +329,12 @@ async def cancel_often(task: "asyncio.Task[Any]") -> None:
 
 
 @both_loops
-def test_failed_open_closes_what_was_opened(loop: str) -> None:
+async def test_failed_open_closes_what_was_opened() -> None:
     """A host that cannot open the cache holds neither threads nor the store."""
     host = Host(make_device=Unpinnable)
-
-    async def main() -> None:
-        with pytest.raises(ConfigError, match="too small"):
-            async with host.cache():
-                raise AssertionError
-        with pytest.raises(StoreUnavailableError):
-            host.store.stats()
-
-    with leaving_nothing(host):
-        run(loop, main)
+    with pytest.raises(ConfigError, match="too small"):
+        async with host.cache():
+            raise AssertionError
+    with pytest.raises(StoreUnavailableError):
+        host.store.stats()
+    host.check_left()

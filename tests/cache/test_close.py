@@ -18,6 +18,8 @@ from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
+pytestmark = pytest.mark.anyio
+
 BRIEF = {"timeout": {"shutdown": 0.05}}
 
 
@@ -38,22 +40,18 @@ def test_cache_for_which_the_system_has_no_thread_leaves_nothing(refused: str) -
 
 @both_loops
 class TestClose:
-    def test_close_drains_what_is_under_way(self, loop: str) -> None:
+    async def test_close_drains_what_is_under_way(self) -> None:
         """Who leaves the block right after a save finds it stored the next time."""
         host = Host()
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                saves = [
-                    cache.save(keys_of(4, seed), range(4), wait_for_room=seed > 3)
-                    for seed in range(8)
-                ]
-            assert {OutcomeKind.COMMITTED} == {
-                save._transfer.over.result().kind for save in saves
-            }
-
-        with leaving_nothing(host):
-            run(loop, main)
+        async with host.cache() as cache:
+            saves = [
+                cache.save(keys_of(4, seed), range(4), wait_for_room=seed > 3)
+                for seed in range(8)
+            ]
+        assert {OutcomeKind.COMMITTED} == {
+            save._transfer.over.result().kind for save in saves
+        }
+        host.check_left()
 
     def test_close_ends_what_it_has_no_time_for(self, loop: str) -> None:
         """Every awaiter hears of an end within the deadline, as a value."""
@@ -182,7 +180,7 @@ class TestEndOfTheLoop:
             assert 4 == host.store.stats().committed_blocks
             host.core.close()
 
-    def test_tasks_that_die_with_the_loop_leave_nothing(self, loop: str) -> None:
+    async def test_tasks_that_die_with_the_loop_leave_nothing(self) -> None:
         """A loop that cancels all it has ends loads, and drains saves, in time."""
         gate = Gate()
         host = Host(FaultPlan(Fault("read", gate)))
@@ -193,15 +191,12 @@ class TestEndOfTheLoop:
                 cache.save(keys_of(4, 1), range(4))
                 await cache.load(keys_of(4), range(8, 12))
 
-        async def main() -> None:
-            async with anyio.create_task_group() as group:
-                group.start_soon(serve)
-                await anyio.to_thread.run_sync(gate.wait_reached)
-                group.cancel_scope.cancel()
-                gate.open()
-
-        with leaving_nothing(host):
-            run(loop, main)
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            group.cancel_scope.cancel()
+            gate.open()
+        host.check_left()
 
 
 @both_loops
@@ -235,19 +230,15 @@ class TestDeadPipeline:
         host.join()
 
     @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-    def test_save_of_which_our_loop_dies_is_over_at_once(self, loop: str) -> None:
+    async def test_save_of_which_our_loop_dies_is_over_at_once(self) -> None:
         """Before it is a ticket: whoever waits hears of it, and not after minutes."""
         host = Host(config=BRIEF)
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                host.core._digest = b"no digest"
-                end = await cache.save(keys_of(2), range(2)).committed
-                assert (OutcomeKind.REFUSED, Reason.FAILED) == (end.kind, end.reason)
-                assert "could not be taken in" in host.core._runtime.failure
-
-        with leaving_nothing(host):
-            run(loop, main)
+        async with host.cache() as cache:
+            host.core._digest = b"no digest"
+            end = await cache.save(keys_of(2), range(2)).committed
+            assert (OutcomeKind.REFUSED, Reason.FAILED) == (end.kind, end.reason)
+            assert "could not be taken in" in host.core._runtime.failure
+        host.check_left()
 
 
 def _die() -> None:

@@ -7,65 +7,59 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
+from tests.cache.kit import Host, both_loops, keys_of
 from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
+
+pytestmark = pytest.mark.anyio
 
 KEYS = keys_of(6)
 
 
 @both_loops
-def test_save_cancelled_as_the_loop_has_just_looked_is_cancelled(loop: str) -> None:
+async def test_save_cancelled_as_the_loop_has_just_looked_is_cancelled() -> None:
     """Who asks and cancels between the loop's two looks is forgotten by neither."""
     host = Host()
+    async with host.cache() as cache:
+        core, saves = host.core, []
+        take_in = core._take_in
 
-    async def main() -> None:
-        async with host.cache() as cache:
-            core, saves = host.core, []
-            take_in = core._take_in
+        def take_in_and_be_overtaken() -> None:
+            take_in()
+            if not saves:
+                saves.append(cache.save(KEYS, range(6)))
+                saves[0].cancel()
 
-            def take_in_and_be_overtaken() -> None:
-                take_in()
-                if not saves:
-                    saves.append(cache.save(KEYS, range(6)))
-                    saves[0].cancel()
-
-            core._take_in = take_in_and_be_overtaken
-            other = await cache.save(keys_of(2, 50), [6, 7]).committed
-            assert other.is_whole
-            end = await saves[0].committed
-            assert (OutcomeKind.CANCELLED, Reason.WITHDRAWN) == (end.kind, end.reason)
-
-    with leaving_nothing(host):
-        run(loop, main)
+        core._take_in = take_in_and_be_overtaken
+        other = await cache.save(keys_of(2, 50), [6, 7]).committed
+        assert other.is_whole
+        end = await saves[0].committed
+        assert (OutcomeKind.CANCELLED, Reason.WITHDRAWN) == (end.kind, end.reason)
+    host.check_left()
 
 
 @both_loops
-def test_load_that_is_interrupted_returns_once_nothing_writes(
-    loop: str, monkeypatch: pytest.MonkeyPatch
+async def test_load_that_is_interrupted_returns_once_nothing_writes(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C, which trio raises where its main task waits, and not as a cancellation."""
     gate = Gate()
     host = Host(FaultPlan(Fault("scatter", gate)))
+    async with host.cache() as cache:
+        await cache.save(KEYS, range(6)).committed
+        wait = cache._host.wait
 
-    async def main() -> None:
-        async with host.cache() as cache:
-            await cache.save(KEYS, range(6)).committed
-            wait = cache._host.wait
+        async def interrupted(*args: Any) -> None:
+            monkeypatch.setattr(cache._host, "wait", wait)
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            gate.open()
+            raise KeyboardInterrupt
 
-            async def interrupted(*args: Any) -> None:
-                monkeypatch.setattr(cache._host, "wait", wait)
-                await anyio.to_thread.run_sync(gate.wait_reached)
-                gate.open()
-                raise KeyboardInterrupt
-
-            monkeypatch.setattr(cache._host, "wait", interrupted)
-            try:
-                await cache.load(KEYS, range(20, 26))
-            except KeyboardInterrupt:
-                left = len(host.core._users)
-            assert 0 == left
-
-    with leaving_nothing(host):
-        run(loop, main)
+        monkeypatch.setattr(cache._host, "wait", interrupted)
+        try:
+            await cache.load(KEYS, range(20, 26))
+        except KeyboardInterrupt:
+            left = len(host.core._users)
+        assert 0 == left
+    host.check_left()

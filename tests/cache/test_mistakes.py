@@ -22,73 +22,63 @@ from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
+pytestmark = pytest.mark.anyio
+
 
 @both_loops
 class TestMistakes:
-    def test_block_is_not_written_by_two_at_once(self, loop: str) -> None:
+    async def test_block_is_not_written_by_two_at_once(self) -> None:
         """A load refuses blocks that another one writes or a save reads, and a save
         those that a load writes."""
         gate = Gate()
         host = Host(FaultPlan(Fault("read", gate)))
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                async with anyio.create_task_group() as group:
-                    group.start_soon(cache.load, keys_of(2), range(2))
-                    await anyio.to_thread.run_sync(gate.wait_reached)
-                    with pytest.raises(BlockInUseError, match="block 1 is in use"):
-                        await cache.load(keys_of(1), [1])
-                    with pytest.raises(BlockInUseError):
-                        cache.save(keys_of(2), [5, 0])
-                    gate.open()
+        async with host.cache() as cache:
+            async with anyio.create_task_group() as group:
+                group.start_soon(cache.load, keys_of(2), range(2))
+                await anyio.to_thread.run_sync(gate.wait_reached)
+                with pytest.raises(BlockInUseError, match="block 1 is in use"):
+                    await cache.load(keys_of(1), [1])
                 with pytest.raises(BlockInUseError):
-                    await cache.load(keys_of(2), [7, 7])
-                await cache.load(keys_of(2), [0, 5])  # all free again
+                    cache.save(keys_of(2), [5, 0])
+                gate.open()
+            with pytest.raises(BlockInUseError):
+                await cache.load(keys_of(2), [7, 7])
+            await cache.load(keys_of(2), [0, 5])  # all free again
+        host.check_left()
 
-        with leaving_nothing(host):
-            run(loop, main)
-
-    def test_block_of_a_tensor_is_not_written_by_two_at_once(self, loop: str) -> None:
+    async def test_block_of_a_tensor_is_not_written_by_two_at_once(self) -> None:
         """Each element of a tensor is an object of its own, and the same block."""
         torch = pytest.importorskip("torch")
         gate = Gate()
         host = Host(FaultPlan(Fault("read", gate)))
+        async with host.cache() as cache, anyio.create_task_group() as group:
+            group.start_soon(cache.load, keys_of(2), torch.arange(2))
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            try:
+                for blocks in ([1], torch.tensor([1]), np.array([1])):
+                    with pytest.raises(BlockInUseError, match="block 1 is in use"):
+                        cache.save(keys_of(1), blocks)
+                    with pytest.raises(BlockInUseError, match="block 1 is in use"):
+                        await cache.load(keys_of(1), blocks)
+            finally:
+                gate.open()
+        host.check_left()
 
-        async def main() -> None:
-            async with host.cache() as cache, anyio.create_task_group() as group:
-                group.start_soon(cache.load, keys_of(2), torch.arange(2))
-                await anyio.to_thread.run_sync(gate.wait_reached)
-                try:
-                    for blocks in ([1], torch.tensor([1]), np.array([1])):
-                        with pytest.raises(BlockInUseError, match="block 1 is in use"):
-                            cache.save(keys_of(1), blocks)
-                        with pytest.raises(BlockInUseError, match="block 1 is in use"):
-                            await cache.load(keys_of(1), blocks)
-                finally:
-                    gate.open()
-
-        with leaving_nothing(host):
-            run(loop, main)
-
-    def test_block_that_a_save_reads_is_not_written(self, loop: str) -> None:
+    async def test_block_that_a_save_reads_is_not_written(self) -> None:
         """Bytes of one prompt would be stored under the key of another."""
         gate = Gate()
         host = Host(FaultPlan(Fault("gather", gate)))
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                save = cache.save(keys_of(1), [3])
-                other = cache.save(keys_of(1, 1), [3])  # two may read
-                await anyio.to_thread.run_sync(gate.wait_reached)
-                with pytest.raises(BlockInUseError):
-                    await cache.load(keys_of(1), [3])
-                gate.open()
-                await save.source_released
-                await other.source_released
+        async with host.cache() as cache:
+            save = cache.save(keys_of(1), [3])
+            other = cache.save(keys_of(1, 1), [3])  # two may read
+            await anyio.to_thread.run_sync(gate.wait_reached)
+            with pytest.raises(BlockInUseError):
                 await cache.load(keys_of(1), [3])
-
-        with leaving_nothing(host):
-            run(loop, main)
+            gate.open()
+            await save.source_released
+            await other.source_released
+            await cache.load(keys_of(1), [3])
+        host.check_left()
 
     def test_keys_that_are_none_are_refused_before_anything_is_done(
         self, loop: str
@@ -133,59 +123,47 @@ class TestMistakes:
             run(loop, main)
         assert {"reserve", "read", "match"}.isdisjoint(host.plan.calls)
 
-    def test_block_out_of_range_is_a_failed_save(self, loop: str) -> None:
+    async def test_block_out_of_range_is_a_failed_save(self) -> None:
         """Nothing is read from memory that is not the host's."""
         host = Host()
+        async with host.cache() as cache:
+            end = await cache.save(keys_of(1), [64]).committed
+            assert (OutcomeKind.FAILED, Reason.DEVICE) == (end.kind, end.reason)
+            assert "block 64 is not in 0..63" in end.error
+        host.check_left()
 
-        async def main() -> None:
-            async with host.cache() as cache:
-                end = await cache.save(keys_of(1), [64]).committed
-                assert (OutcomeKind.FAILED, Reason.DEVICE) == (end.kind, end.reason)
-                assert "block 64 is not in 0..63" in end.error
-
-        with leaving_nothing(host):
-            run(loop, main)
-
-    def test_closed_cache_says_so(self, loop: str) -> None:
+    async def test_closed_cache_says_so(self) -> None:
         """Each verb, before anything else."""
         host = Host()
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                pass
-            one = keys_of(1)
-            for verb in (
-                lambda: cache.match(one),
-                lambda: cache.load(one, [1]),
-                lambda: cache.touch(one),
-                lambda: cache.retain(one, ttl=1),
-                lambda: cache.forget(one),
-                lambda: cache.statistics(),
-            ):
-                with pytest.raises(PipelineClosedError):
-                    await verb()
+        async with host.cache() as cache:
+            pass
+        one = keys_of(1)
+        for verb in (
+            lambda: cache.match(one),
+            lambda: cache.load(one, [1]),
+            lambda: cache.touch(one),
+            lambda: cache.retain(one, ttl=1),
+            lambda: cache.forget(one),
+            lambda: cache.statistics(),
+        ):
             with pytest.raises(PipelineClosedError):
-                cache.save(one, [1])
-            await cache.flush()
-
-        with leaving_nothing(host):
-            run(loop, main)
+                await verb()
+        with pytest.raises(PipelineClosedError):
+            cache.save(one, [1])
+        await cache.flush()
+        host.check_left()
 
 
 @both_loops
 class TestTrouble:
-    def test_store_that_cannot_be_asked_has_nothing(self, loop: str) -> None:
+    async def test_store_that_cannot_be_asked_has_nothing(self) -> None:
         """A look-up is a miss then, and no error in the host."""
         error = raising(StoreUnavailableError("gone"))
         host = Host(FaultPlan(Fault("match", error)))
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                assert 0 == await cache.match(keys_of(2))
-                assert [False] * 2 == await cache.contains(keys_of(2))
-
-        with leaving_nothing(host):
-            run(loop, main)
+        async with host.cache() as cache:
+            assert 0 == await cache.match(keys_of(2))
+            assert [False] * 2 == await cache.contains(keys_of(2))
+        host.check_left()
 
     def test_store_that_does_not_answer_is_not_waited_for(self, loop: str) -> None:
         """At the deadline it is a miss, and what nobody waits for is not asked."""
