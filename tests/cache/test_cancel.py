@@ -151,28 +151,24 @@ async def test_verb_cancelled_at_each_point_leaves_nothing(verb: str) -> None:
 
 
 @both_loops
-def test_open_and_close_cancelled_at_each_point_leave_nothing(loop: str) -> None:
+async def test_open_and_close_cancelled_at_each_point_leave_nothing() -> None:
     """Neither a thread nor an open store is left, and what was asked for has its end."""
+    nth, points = 0, 1
+    while nth < points:
+        host = Host()
 
-    async def main() -> None:
-        nth, points = 0, 1
-        while nth < points:
-            host = Host()
+        async def use(host: Host = host) -> None:
+            async with Opening(host.open_core) as cache:
+                cache.save(KEYS, range(6))
 
-            async def use(host: Host = host) -> None:
-                async with Opening(host.open_core) as cache:
-                    cache.save(KEYS, range(6))
-
-            points = await cancel_at(nth, use())
-            assert set() == our_threads()
-            if host.core is not None:
-                host.check_left()
-                with pytest.raises(StoreUnavailableError):
-                    host.store.stats()
-            nth += 1
-        assert 3 <= nth
-
-    run(loop, main)
+        points = await cancel_at(nth, use())
+        assert set() == our_threads()
+        if host.core is not None:
+            host.check_left()
+            with pytest.raises(StoreUnavailableError):
+                host.store.stats()
+        nth += 1
+    assert 3 <= nth
 
 
 @both_loops
@@ -250,28 +246,24 @@ async def test_who_is_cancelled_while_awaiting_a_save_leaves_it_alone() -> None:
     host.check_left()
 
 
-def test_load_cancelled_twice_still_waits_for_the_copy() -> None:
+async def test_load_cancelled_twice_still_waits_for_the_copy() -> None:
     """A loop can cancel a task that cleans up already; its blocks stay ours."""
     gate = Gate()
     host = Host(FaultPlan(Fault("scatter", gate)))
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            await cache.save(KEYS, range(6)).committed
-            task = asyncio.create_task(cache.load(KEYS, range(20, 26)))
-            await anyio.to_thread.run_sync(gate.wait_reached)
+    async with host.cache() as cache:
+        await cache.save(KEYS, range(6)).committed
+        task = asyncio.create_task(cache.load(KEYS, range(20, 26)))
+        await anyio.to_thread.run_sync(gate.wait_reached)
+        for _ in range(3):
+            task.cancel()
             for _ in range(3):
-                task.cancel()
-                for _ in range(3):
-                    await asyncio.sleep(0)
-            assert not task.done()
-            gate.open()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert 0 == len(host.core._users)
-
-    with leaving_nothing(host):
-        run("asyncio", main)
+                await asyncio.sleep(0)
+        assert not task.done()
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert 0 == len(host.core._users)
+    host.check_left()
 
 
 class TestCut:

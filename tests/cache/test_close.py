@@ -246,23 +246,19 @@ def _die() -> None:
 
 
 class TestWrongPlace:
-    def test_cache_is_not_awaited_on_another_loop(self) -> None:
+    async def test_cache_is_not_awaited_on_another_loop(self) -> None:
         """Nobody would be woken there: it is told at once."""
         host = Host()
+        async with host.cache() as cache:
 
-        async def main() -> None:
-            async with host.cache() as cache:
+            def elsewhere() -> None:
+                for call in (cache.match(keys_of(1)), cache.load(keys_of(1), [1])):
+                    with pytest.raises(PipelineError, match="another loop"):
+                        asyncio.run(call)
 
-                def elsewhere() -> None:
-                    for call in (cache.match(keys_of(1)), cache.load(keys_of(1), [1])):
-                        with pytest.raises(PipelineError, match="another loop"):
-                            asyncio.run(call)
-
-                await anyio.to_thread.run_sync(elsewhere)
-                assert 0 == (await cache.statistics()).open_transfers
-
-        with leaving_nothing(host):
-            run("asyncio", main)
+            await anyio.to_thread.run_sync(elsewhere)
+            assert 0 == (await cache.statistics()).open_transfers
+        host.check_left()
 
     @both_loops
     def test_cache_is_not_awaited_on_the_next_loop_of_its_thread(

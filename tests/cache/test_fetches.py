@@ -13,7 +13,6 @@ from tests.cache.kit import (
     both_loops,
     keys_of,
     leaving_nothing,
-    run,
 )
 from tests.cache.test_cancel import cancel_at
 from tests.cache.test_tiers import until
@@ -25,6 +24,8 @@ from ucm.errors import KeyFormatError, PipelineClosedError, StoreUnavailableErro
 from ucm.prefixes import Place
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, raising
+
+pytestmark = pytest.mark.anyio
 
 KEYS = keys_of(6)
 WANTS = "ucm_fetch_wants_total"
@@ -46,20 +47,17 @@ def four_found(ask: Ask) -> Done:
 
 
 @both_loops
-def test_tiers_are_asked_for_whom_the_place_names(loop: str, tmp_path) -> None:
+async def test_tiers_are_asked_for_whom_the_place_names(tmp_path) -> None:
     """R-41: what a tenant has fetched takes slots of its own share; else nobody's."""
     host = Host()
-
-    async def main() -> None:
+    with beside_agent(host, tmp_path, all_found) as agent:
         async with host.cache() as cache:
             for place in (Place(tenant=7), Place()):
                 found = await cache.prefetch(KEYS, place=place, timeout=30.0)
                 assert place.tenant == agent.hear().tenant
                 found.give_up()
                 assert isinstance(agent.hear(), Drop)
-
-    with beside_agent(host, tmp_path, all_found) as agent, leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_tiers_are_asked_for_a_tenant_by_the_blocking_face(tmp_path) -> None:
@@ -75,12 +73,15 @@ def test_tiers_are_asked_for_a_tenant_by_the_blocking_face(tmp_path) -> None:
 
 
 @both_loops
-def test_what_tiers_bring_is_found(loop: str, tmp_path) -> None:
+async def test_what_tiers_bring_is_found(tmp_path) -> None:
     """R-41, R-53: on any loop the agent is asked for a prefix that the slab lacks, once, with
     the sizes of its blocks; of one that the slab has nobody is asked."""
     host = Host()
 
-    async def main() -> None:
+    def told(fetched) -> tuple[int, str]:
+        return fetched.found, fetched.reason
+
+    with beside_agent(host, tmp_path, four_found) as agent:
         async with host.cache() as cache:
             await cache.save(KEYS[:2], range(2)).committed
             assert (2, "") == told(await cache.prefetch(KEYS[:2]))
@@ -90,12 +91,7 @@ def test_what_tiers_bring_is_found(loop: str, tmp_path) -> None:
             assert KEYS == [key[-len(KEYS[0]) :] for key in ask.keys]
             assert 27.0 >= ask.deadline_s
             assert 1 == host.core._counters.total(WANTS, reason="absent")
-
-    def told(fetched) -> tuple[int, str]:
-        return fetched.found, fetched.reason
-
-    with beside_agent(host, tmp_path, four_found) as agent, leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_fetched_blocks_are_kept_until_the_last_is_loaded(tmp_path) -> None:
@@ -199,11 +195,10 @@ def test_nothing_is_kept_where_nothing_came(tmp_path) -> None:
 
 
 @both_loops
-def test_agent_that_says_nothing_costs_the_deadline_once(loop: str, tmp_path) -> None:
+async def test_agent_that_says_nothing_costs_the_deadline_once(tmp_path) -> None:
     """R-54, R-63: what the slab has is found then, and the next question is no at once."""
     host = Host()
-
-    async def main() -> None:
+    with beside_agent(host, tmp_path, lambda _: SILENT):
         async with host.cache() as cache:
             await cache.save(KEYS[:2], range(2)).committed
             first = await cache.prefetch(KEYS, timeout=0.15)
@@ -212,9 +207,7 @@ def test_agent_that_says_nothing_costs_the_deadline_once(loop: str, tmp_path) ->
                 await cache.prefetch(KEYS, timeout=0.15)
             second = await cache.prefetch(KEYS, timeout=LIMIT_S)
             assert (2, Reason.UNAVAILABLE) == (second.found, second.reason)
-
-    with beside_agent(host, tmp_path, lambda _: SILENT), leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_fetch_that_is_begun_is_looked_at_and_not_waited_for(tmp_path) -> None:
@@ -265,17 +258,14 @@ def test_what_the_slab_had_is_no_tiers(tmp_path) -> None:
 
 
 @both_loops
-def test_agent_that_dies_is_not_waited_for(loop: str, tmp_path) -> None:
+async def test_agent_that_dies_is_not_waited_for(tmp_path) -> None:
     """R-63: whoever waits for it hears so, long before the deadline."""
     host = Host()
-
-    async def main() -> None:
+    with beside_agent(host, tmp_path, lambda _: GONE):
         async with host.cache() as cache:
             fetched = await cache.prefetch(KEYS, timeout=LIMIT_S)
             assert (0, Reason.UNAVAILABLE) == (fetched.found, fetched.reason)
-
-    with beside_agent(host, tmp_path, lambda _: GONE), leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_without_tiers_no_tier_has_it() -> None:
@@ -307,13 +297,10 @@ def test_store_in_trouble_is_a_miss(error: Exception, tmp_path) -> None:
 
 @both_loops
 @pytest.mark.parametrize("say", [all_found, lambda _: SILENT], ids=["told", "silent"])
-def test_prefetch_cancelled_at_each_point_leaves_nothing(
-    loop: str, say, tmp_path
-) -> None:
+async def test_prefetch_cancelled_at_each_point_leaves_nothing(say, tmp_path) -> None:
     """R-42: whoever goes away while tiers are asked wants nothing any more."""
     host = Host()
-
-    async def main() -> None:
+    with beside_agent(host, tmp_path, say):
         async with host.cache() as cache:
             nth, points = 0, 1
             while nth < points:
@@ -323,9 +310,7 @@ def test_prefetch_cancelled_at_each_point_leaves_nothing(
                 assert 0 == len(host.core.fetches)
                 nth += 1
             assert 1 <= points
-
-    with beside_agent(host, tmp_path, say), leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_close_ends_who_waits_for_tiers(tmp_path) -> None:

@@ -16,6 +16,8 @@ from ucm.fates import Fate
 from ucm.reasons import Reason
 from ucm.stores.wrap import WrapperStore
 
+pytestmark = pytest.mark.anyio
+
 KEYS = keys_of(6)
 
 
@@ -82,12 +84,11 @@ def test_more_keys_than_a_message_takes_are_one_question(tmp_path, monkeypatch) 
 
 
 @both_loops
-def test_without_an_agent_all_tiers_may_have_kept_it(loop: str, tmp_path) -> None:
+async def test_without_an_agent_all_tiers_may_have_kept_it(tmp_path) -> None:
     """R-63: one that dies amid it, and one that is not there, cost no deadline, and are counted by
     the names of tiers; the slab has forgotten all the same."""
     host = Host()
-
-    async def main() -> None:
+    with beside_agent(host, tmp_path, lambda _: GONE) as agent:
         async with host.cache() as cache:
             await cache.save(KEYS, range(6)).committed
             assert Forgotten(3, 0, ("memory",)) == await cache.forget(KEYS[:3])
@@ -95,9 +96,7 @@ def test_without_an_agent_all_tiers_may_have_kept_it(loop: str, tmp_path) -> Non
             assert Forgotten(3, 0, ("memory",)) == await cache.forget(KEYS[3:])
             name = "ucm_unforgotten_parts_total"
             assert 6 == host.core._counters.total(name, tier="memory")
-
-    with beside_agent(host, tmp_path, lambda _: GONE) as agent, leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_agent_without_room_has_kept_all(tmp_path) -> None:
@@ -116,11 +115,11 @@ def test_agent_without_room_has_kept_all(tmp_path) -> None:
 
 
 @both_loops
-def test_agent_that_says_nothing_costs_the_deadline(loop: str, tmp_path) -> None:
+async def test_agent_that_says_nothing_costs_the_deadline(tmp_path) -> None:
     """R-63: who waits hears that nobody has answered, and waits for it no more."""
     host = Host(config={"timeout": {"load": 0.5}})
-
-    async def main() -> None:
+    silent = beside_agent(host, tmp_path, lambda _: SILENT)
+    with silent as agent:
         async with host.cache() as cache:
             await cache.save(KEYS, range(6)).committed
             with pytest.raises(StoreUnavailableError, match="did not answer in time"):
@@ -129,10 +128,7 @@ def test_agent_that_says_nothing_costs_the_deadline(loop: str, tmp_path) -> None
             assert not any(await cache.contains(KEYS))
             told = agent.hear()
             assert (6, Drop(told.number)) == (len(told.keys), agent.hear())
-
-    silent = beside_agent(host, tmp_path, lambda _: SILENT)
-    with silent as agent, leaving_nothing(host):
-        run(loop, main)
+        host.check_left()
 
 
 def test_without_tiers_nobody_is_asked() -> None:

@@ -11,6 +11,8 @@ from ucm.cache.aio import Cache, Save
 from ucm.errors import BlockInUseError
 from ucm.pipeline.outcomes import OutcomeKind
 
+pytestmark = pytest.mark.anyio
+
 
 def late(host: Host, act: Callable[[Cache, Save], Awaitable[None]]) -> Save:
     """Save four blocks while our loop hears of nothing, and go on; return the save.
@@ -58,19 +60,15 @@ def test_save_that_nobody_has_looked_at_is_cancelled() -> None:
     assert (OutcomeKind.CANCELLED, 0) == (end.kind, end.committed)
 
 
-def test_save_that_nobody_has_looked_at_is_drained_by_close() -> None:
+async def test_save_that_nobody_has_looked_at_is_drained_by_close() -> None:
     """It is stored as if the loop had been in time, which hears of nothing here."""
     host, saves = Host(), []
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            assert host.core is not None
-            host.core._serving.wake = lambda: None
-            saves.append(cache.save(keys_of(4), range(4)))
-            assert not saves[0].is_over
-
-    with leaving_nothing(host):
-        run("asyncio", main)
+    async with host.cache() as cache:
+        assert host.core is not None
+        host.core._serving.wake = lambda: None
+        saves.append(cache.save(keys_of(4), range(4)))
+        assert not saves[0].is_over
+    host.check_left()
     assert saves[0]._transfer.over.result().is_whole
 
 
@@ -84,25 +82,21 @@ def test_blocks_of_a_save_that_nobody_has_looked_at_are_in_use() -> None:
     late(Host(), act)
 
 
-def test_keys_that_the_host_changes_afterwards_are_those_it_gave() -> None:
+async def test_keys_that_the_host_changes_afterwards_are_those_it_gave() -> None:
     """A list that was handed in is the host's again at once."""
     keys, blocks = keys_of(2), [0, 1]
-
-    async def main() -> None:
-        async with host.cache() as cache:
-            assert host.core is not None
-            wake, host.core._serving.wake = host.core._serving.wake, lambda: None
-            save = cache.save(keys, blocks)
-            keys.reverse()
-            blocks.clear()
-            host.core._serving.wake = wake
-            wake()
-            assert (await save.committed).is_whole
-            assert 2 == await cache.match(keys_of(2))
-            before = host.content(range(2))
-            assert (await cache.load(keys_of(2), [8, 9])).is_whole
-            assert before == host.content(range(8, 10))
-
     host = Host()
-    with leaving_nothing(host):
-        run("asyncio", main)
+    async with host.cache() as cache:
+        assert host.core is not None
+        wake, host.core._serving.wake = host.core._serving.wake, lambda: None
+        save = cache.save(keys, blocks)
+        keys.reverse()
+        blocks.clear()
+        host.core._serving.wake = wake
+        wake()
+        assert (await save.committed).is_whole
+        assert 2 == await cache.match(keys_of(2))
+        before = host.content(range(2))
+        assert (await cache.load(keys_of(2), [8, 9])).is_whole
+        assert before == host.content(range(8, 10))
+    host.check_left()

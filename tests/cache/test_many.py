@@ -12,44 +12,42 @@ import pytest
 from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
+pytestmark = pytest.mark.anyio
+
 MANY = 10_000
 
 
 @both_loops
 @pytest.mark.slow
-def test_ten_thousand_await_at_once(loop: str) -> None:
+async def test_ten_thousand_await_at_once() -> None:
     """Each hears of its own save's end, none is refused, and the loop is woken for many
     of them together."""
     config = {"log": {"level": "off"}, "timeout": {"save": 600.0}}
     host = Host(config=config, capacity=2 * MANY)
     woken = Counter()
+    async with host.cache() as cache:
+        ends = []
+        keys = [keys_of(1, seed) for seed in range(MANY)]
+        wake = cache._host._wake
 
-    async def main() -> None:
-        async with host.cache() as cache:
-            ends = []
-            keys = [keys_of(1, seed) for seed in range(MANY)]
-            wake = cache._host._wake
+        def count() -> None:
+            woken["wake"] += 1
+            wake()
 
-            def count() -> None:
-                woken["wake"] += 1
-                wake()
+        cache._host._wake = count
 
-            cache._host._wake = count
+        async def save(at: int) -> None:
+            block = at % 64
+            ends.append(
+                await cache.save(keys[at], [block], wait_for_room=True).committed
+            )
 
-            async def save(at: int) -> None:
-                block = at % 64
-                ends.append(
-                    await cache.save(keys[at], [block], wait_for_room=True).committed
-                )
-
-            async with anyio.create_task_group() as group:
-                for at in range(MANY):
-                    group.start_soon(save, at)
-            assert {1} == {end.committed for end in ends}
-            assert MANY == len(ends)
-
-    with leaving_nothing(host):
-        run(loop, main)
+        async with anyio.create_task_group() as group:
+            for at in range(MANY):
+                group.start_soon(save, at)
+        assert {1} == {end.committed for end in ends}
+        assert MANY == len(ends)
+    host.check_left()
     assert MANY > woken["wake"] > 0
 
 

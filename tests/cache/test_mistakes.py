@@ -9,7 +9,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
+from tests.cache.kit import Host, both_loops, keys_of
 from ucm.errors import (
     BlockInUseError,
     EventNotRecordedError,
@@ -80,47 +80,41 @@ class TestMistakes:
             await cache.load(keys_of(1), [3])
         host.check_left()
 
-    def test_keys_that_are_none_are_refused_before_anything_is_done(
-        self, loop: str
-    ) -> None:
+    async def test_keys_that_are_none_are_refused_before_anything_is_done(self) -> None:
         """Each mistake has its name, and the store hears of none."""
         host = Host()
         one, two = keys_of(2)
         text: Any = "0" * 32
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                for keys, blocks in (
-                    ([one], [1, 2]),
-                    ([text], [1]),
-                    ([one, one], [1, 2]),
-                    ([one, two[:16]], [1, 2]),
-                    ([b"short"], [1]),
-                    ([bytes(65)], [1]),
-                    ([one], [1.5]),
-                    ([one, two], "12"),
-                ):
-                    with pytest.raises(KeyFormatError):
-                        cache.save(keys, blocks)
-                    with pytest.raises(KeyFormatError):
-                        await cache.load(keys, blocks)
+        async with host.cache() as cache:
+            for keys, blocks in (
+                ([one], [1, 2]),
+                ([text], [1]),
+                ([one, one], [1, 2]),
+                ([one, two[:16]], [1, 2]),
+                ([b"short"], [1]),
+                ([bytes(65)], [1]),
+                ([one], [1.5]),
+                ([one, two], "12"),
+            ):
                 with pytest.raises(KeyFormatError):
-                    await cache.match([one, one])
-                with pytest.raises(LayoutError):
-                    await cache.match([one], group=1)
-                with pytest.raises(ValueError, match="ttl"):
-                    await cache.retain([one], ttl=0)
-                for ttl in (Decimal(2), np.float16(2)):  # numbers all the same
-                    await cache.retain([one], ttl=ttl)
-                for seconds in (-1.0, float("nan")):
-                    with pytest.raises(ValueError, match="timeout"):
-                        await cache.prefetch([one], timeout=seconds)
-                with pytest.raises(EventNotRecordedError):
-                    cache.save([one], [1], after=object())
-                assert 0 == (await cache.statistics()).open_transfers
-
-        with leaving_nothing(host):
-            run(loop, main)
+                    cache.save(keys, blocks)
+                with pytest.raises(KeyFormatError):
+                    await cache.load(keys, blocks)
+            with pytest.raises(KeyFormatError):
+                await cache.match([one, one])
+            with pytest.raises(LayoutError):
+                await cache.match([one], group=1)
+            with pytest.raises(ValueError, match="ttl"):
+                await cache.retain([one], ttl=0)
+            for ttl in (Decimal(2), np.float16(2)):  # numbers all the same
+                await cache.retain([one], ttl=ttl)
+            for seconds in (-1.0, float("nan")):
+                with pytest.raises(ValueError, match="timeout"):
+                    await cache.prefetch([one], timeout=seconds)
+            with pytest.raises(EventNotRecordedError):
+                cache.save([one], [1], after=object())
+            assert 0 == (await cache.statistics()).open_transfers
+        host.check_left()
         assert {"reserve", "read", "match"}.isdisjoint(host.plan.calls)
 
     async def test_block_out_of_range_is_a_failed_save(self) -> None:
@@ -165,19 +159,15 @@ class TestTrouble:
             assert [False] * 2 == await cache.contains(keys_of(2))
         host.check_left()
 
-    def test_store_that_does_not_answer_is_not_waited_for(self, loop: str) -> None:
+    async def test_store_that_does_not_answer_is_not_waited_for(self) -> None:
         """At the deadline it is a miss, and what nobody waits for is not asked."""
         gate = Gate()
         config = {"timeout": {"load": 0.05}}
         host = Host(FaultPlan(Fault("match", gate)), config)
-
-        async def main() -> None:
-            async with host.cache() as cache:
-                assert 0 == await cache.match(keys_of(2))
-                with pytest.raises(StoreUnavailableError):
-                    await cache.touch(keys_of(2))
-                gate.open()
-
-        with leaving_nothing(host):
-            run(loop, main)
+        async with host.cache() as cache:
+            assert 0 == await cache.match(keys_of(2))
+            with pytest.raises(StoreUnavailableError):
+                await cache.touch(keys_of(2))
+            gate.open()
+        host.check_left()
         assert host.plan.calls["match"] <= 1  # none, where the deadline came first

@@ -22,7 +22,6 @@ from tests.cache.kit import (
     both_loops,
     keys_of,
     our_threads,
-    run,
 )
 from ucm.cache import opening
 from ucm.cache.opening import ENGINES_ONLY
@@ -35,6 +34,8 @@ from ucm.pipeline.stage import Chain
 from ucm.status import read_statuses
 from ucm.stores.memory import MemoryStore
 from ucm.tracing import SETTING_IGNORED
+
+pytestmark = pytest.mark.anyio
 
 
 def pool_of(num_blocks: int = 16, seed: int = 0) -> dict[str, np.ndarray]:
@@ -50,50 +51,40 @@ def settings(path: Path) -> dict[str, object]:
 
 
 @both_loops
-def test_blocks_outlive_the_process_that_stored_them(loop: str, tmp_path: Path) -> None:
+async def test_blocks_outlive_the_process_that_stored_them(tmp_path: Path) -> None:
     """A second cache over the same slab finds what the first one saved."""
     pool, keys = pool_of(), keys_of(4)
-
-    async def main() -> None:
-        config = settings(tmp_path / "slab")
-        async with ucm.open(
-            config, layout=LAYOUT, device=pool, keyspace=KEYSPACE
-        ) as cache:
-            await cache.save(keys, range(4)).committed
-        async with ucm.open(
-            UCMConfig.from_mapping(config),
-            layout=LAYOUT,
-            device=pool,
-            keyspace=KEYSPACE,
-        ) as cache:
-            assert 4 == await cache.match(keys)
-            assert (await cache.load(keys, range(8, 12))).is_whole
-        assert all((each[:4] == each[8:12]).all() for each in pool.values())
-
-    run(loop, main)
+    config = settings(tmp_path / "slab")
+    async with ucm.open(config, layout=LAYOUT, device=pool, keyspace=KEYSPACE) as cache:
+        await cache.save(keys, range(4)).committed
+    async with ucm.open(
+        UCMConfig.from_mapping(config),
+        layout=LAYOUT,
+        device=pool,
+        keyspace=KEYSPACE,
+    ) as cache:
+        assert 4 == await cache.match(keys)
+        assert (await cache.load(keys, range(8, 12))).is_whole
+    assert all((each[:4] == each[8:12]).all() for each in pool.values())
     assert set() == our_threads()
 
 
 @both_loops
-def test_a_cache_is_opened_once_at_a_time(loop: str, tmp_path: Path) -> None:
+async def test_a_cache_is_opened_once_at_a_time(tmp_path: Path) -> None:
     """R-42: entered twice it would leave its first threads and store to nobody."""
     keys = keys_of(1)
-
-    async def main() -> None:
-        opening = ucm.open(
-            settings(tmp_path / "slab"),
-            layout=LAYOUT,
-            device=pool_of(),
-            keyspace=KEYSPACE,
-        )
-        async with opening as cache:
-            with pytest.raises(PipelineError, match="open already"):
-                await opening.__aenter__()
-            assert (await cache.save(keys, [0]).committed).is_whole
-        async with opening as cache:
-            assert 1 == await cache.match(keys)
-
-    run(loop, main)
+    opening = ucm.open(
+        settings(tmp_path / "slab"),
+        layout=LAYOUT,
+        device=pool_of(),
+        keyspace=KEYSPACE,
+    )
+    async with opening as cache:
+        with pytest.raises(PipelineError, match="open already"):
+            await opening.__aenter__()
+        assert (await cache.save(keys, [0]).committed).is_whole
+    async with opening as cache:
+        assert 1 == await cache.match(keys)
     assert set() == our_threads()
 
 

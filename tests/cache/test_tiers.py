@@ -13,7 +13,7 @@ import anyio.to_thread
 import pytest
 
 import ucm
-from tests.cache.kit import HASHER, KEYSPACE, LAYOUT, keys_of, our_threads, run
+from tests.cache.kit import HASHER, KEYSPACE, LAYOUT, keys_of, our_threads
 from tests.cache.test_opening import pool_of
 from tests.kit import agents
 from tests.kit.file_tier import registration
@@ -22,7 +22,7 @@ from ucm.cache.forgetting import Forgotten
 from ucm.cache.sync import Cache
 from ucm.reasons import Reason
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = keys_of(6)
@@ -101,31 +101,27 @@ def spill(place: Place) -> bytes:
         return content(pool, range(6))
 
 
-def test_prompt_of_one_host_is_warm_for_another(place: Place) -> None:
+async def test_prompt_of_one_host_is_warm_for_another(place: Place) -> None:
     """R-41, R-53: cold on a machine, warm through the tier on the next, byte for byte;
     without the agent, which is killed, all that is in the slab still serves."""
     saved, pool = spill(place), pool_of(seed=1)
-
-    async def main() -> None:
-        async with ucm.open(
-            place.config("b"), layout=LAYOUT, device=pool, keyspace=KEYSPACE
-        ) as cache:
-            fetches = cache._core.fetches
-            await anyio.to_thread.run_sync(until, lambda: fetches.is_served)
-            try:
-                assert 0 == await cache.match(KEYS)
-                fetched = await cache.prefetch(KEYS, timeout=LIMIT_S)
-                assert (6, Reason.NONE) == (fetched.found, fetched.reason)
-                assert (await cache.load(KEYS, range(6))).is_whole
-                assert saved == content(pool, range(6))
-            finally:
-                await anyio.to_thread.run_sync(end_agent, cache)
-            await anyio.to_thread.run_sync(until, lambda: not fetches.is_served)
-            assert 6 == (await cache.prefetch(KEYS)).found
-            cold = await cache.prefetch(keys_of(2, 1))
-            assert (0, Reason.UNAVAILABLE) == (cold.found, cold.reason)
-
-    run("asyncio", main)
+    async with ucm.open(
+        place.config("b"), layout=LAYOUT, device=pool, keyspace=KEYSPACE
+    ) as cache:
+        fetches = cache._core.fetches
+        await anyio.to_thread.run_sync(until, lambda: fetches.is_served)
+        try:
+            assert 0 == await cache.match(KEYS)
+            fetched = await cache.prefetch(KEYS, timeout=LIMIT_S)
+            assert (6, Reason.NONE) == (fetched.found, fetched.reason)
+            assert (await cache.load(KEYS, range(6))).is_whole
+            assert saved == content(pool, range(6))
+        finally:
+            await anyio.to_thread.run_sync(end_agent, cache)
+        await anyio.to_thread.run_sync(until, lambda: not fetches.is_served)
+        assert 6 == (await cache.prefetch(KEYS)).found
+        cold = await cache.prefetch(keys_of(2, 1))
+        assert (0, Reason.UNAVAILABLE) == (cold.found, cold.reason)
     assert set() == our_threads()
 
 
