@@ -11,11 +11,13 @@ from ucm.blocks import BlockHash, BlockKey, GroupId, KeySpace, PackedKey, ShardI
 from ucm.cli.main import main
 from ucm.prefixes import PrefixHasher, keyspace_of, paged_layout
 
-__all__ = ["CHAT", "CODE", "ask", "keys_of", "snapshot", "tell"]
+__all__ = ["CHAT", "CODE", "TOKENS", "ask", "keys_of", "snapshot", "tell"]
 
 _LAYOUT = paged_layout({"layer": 64}, block_tokens=4)
 CHAT = keyspace_of(_LAYOUT, model="chat", weights="1", kv_dtype="u8", engine="tests")
 CODE = keyspace_of(_LAYOUT, model="code", weights="1", kv_dtype="u8", engine="tests")
+TOKENS = list(range(12))
+"""Of which the slab of these tests has all for ``CHAT``, and two blocks for ``CODE``."""
 
 
 def tell(

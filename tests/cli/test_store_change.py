@@ -7,27 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.store_kit import CHAT, CODE, ask, keys_of, snapshot, tell
+from tests.cli.store_kit import CHAT, CODE, TOKENS, ask, keys_of, snapshot, tell
 from tests.stores.slab_kit import die, open_slab
 from ucm.blocks import GroupId, KeyPacker, ShardId
 from ucm.cli.main import NOT_WELL, UNREADABLE, USAGE
 from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.slab import SlabStore, SlabSurvey, compact, facts_of
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keys, payload, save
-
-TOKENS = list(range(12))
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return a slab with three blocks of one model and two of another."""
-    path = tmp_path / "slab"
-    with open_slab(path) as store:
-        save(store, keys_of(CHAT, TOKENS))
-        save(store, keys_of(CODE, TOKENS[:8]))
-        store.describe(CHAT)
-        store.describe(CODE)
-    return path
 
 
 def left(path: Path) -> list[bool]:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever lies where a slab or an export should: one line, and nothing is changed."""
 
-import contextlib
-import io
 import os
 import pty
 import sys
@@ -12,23 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.cli.call import call
 from tests.cli.store_kit import CHAT, keys_of, snapshot
 from tests.stores.slab_kit import open_slab
 from ucm.cli.main import UNREADABLE, USAGE, main
 from ucm.testing.store_blocks import make_keys, save
 
 CHATS = keys_of(CHAT, list(range(12)))
-
-
-def quietly(*words: object) -> tuple[int, str]:
-    """Run the command outside of any fixture; return exit code and complaint."""
-    complaint = io.StringIO()
-    with (
-        contextlib.redirect_stderr(complaint),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
-        code = main([*map(str, words)])
-    return code, complaint.getvalue()
 
 
 @pytest.mark.slow
@@ -42,8 +30,8 @@ class TestHostile:
         file.write_bytes(data)
         open_slab(folder / "slab").close()
         before = snapshot(folder)
-        out, complaint = quietly("store", "import", file, folder / "slab")
-        assert (UNREADABLE, 1) == (out, complaint.count("\n"))
+        called = call("store", "import", file, folder / "slab")
+        assert (UNREADABLE, 1) == (called.code, called.err.count("\n"))
         assert before == snapshot(folder)
 
     @pytest.mark.parametrize("name", ["slab.json", "data", "arena", "index"])
@@ -71,8 +59,9 @@ class TestHostile:
         path.write_bytes(data)
         before = snapshot(folder)
         for words in (("ls",), ("ls", "--keys"), ("stat",), ("verify",)):
-            code, complaint = quietly("store", words[0], folder / "slab", *words[1:])
-            assert (code, complaint.count("\n")) in {(0, 0), (0, 1), (1, 0), (3, 1)}
+            called = call("store", words[0], folder / "slab", *words[1:])
+            told = called.code, called.err.count("\n")
+            assert told in {(0, 0), (0, 1), (1, 0), (3, 1)}
         assert before == snapshot(folder)
 
     @pytest.mark.parametrize("command", ["ls", "stat", "verify", "rm", "compact"])
@@ -95,8 +84,8 @@ class TestHostile:
             (folder / name).write_bytes(data)
         before = snapshot(folder)
         more = ("--all", "--yes") if command == "rm" else ()
-        code, complaint = quietly("store", command, folder, *more)
-        assert (UNREADABLE, 1) == (code, complaint.count("\n"))
+        called = call("store", command, folder, *more)
+        assert (UNREADABLE, 1) == (called.code, called.err.count("\n"))
         assert before == snapshot(folder)
 
 
@@ -109,19 +98,22 @@ class TestTarget:
         open_slab(tmp_path / "slab").close()
         make(tmp_path / "target")
         before = snapshot(tmp_path)
-        code, complaint = quietly(
+        called = call(
             *("store", "export", tmp_path / "slab", tmp_path / "target", *more)
         )
-        assert (USAGE, True) == (code, "no plain file; - is standard" in complaint)
+        assert (USAGE, True) == (
+            called.code,
+            "no plain file; - is standard" in called.err,
+        )
         assert before == snapshot(tmp_path)
 
     def test_export_into_no_directory_names_the_directory(self, tmp_path):
         """And no name of a file that nobody has given."""
         open_slab(tmp_path / "slab").close()
         file = tmp_path / "missing" / "file"
-        code, complaint = quietly("store", "export", tmp_path / "slab", file)
+        called = call("store", "export", tmp_path / "slab", file)
         told = f"ucm: {file.parent}: No such file or directory\n"
-        assert (UNREADABLE, told) == (code, complaint)
+        assert (UNREADABLE, told) == (called.code, called.err)
 
 
 @pytest.mark.parametrize(
@@ -142,18 +134,18 @@ def test_what_this_user_may_not_read_is_unreadable(words):
         os.mkdir(f"{name}/others", 0o700)
         os.chmod(name, 0o755)
         owner = os.geteuid()
-        quietly(*words, f"{name}/others")  # what it imports may be another's, too
+        call(*words, f"{name}/others")  # what it imports may be another's, too
         if not owner:
             os.seteuid(65534)
         else:
             os.chmod(f"{name}/others", 0)
         try:
-            code, complaint = quietly(*words, f"{name}/others")
+            called = call(*words, f"{name}/others")
         finally:
             os.seteuid(owner)
             os.chmod(f"{name}/others", 0o700)
-    assert (UNREADABLE, "others" in complaint) == (code, True), complaint
-    assert "Traceback" not in complaint
+    assert (UNREADABLE, "others" in called.err) == (called.code, True), called.err
+    assert "Traceback" not in called.err
 
 
 def test_export_is_not_written_to_a_terminal(tmp_path, monkeypatch):

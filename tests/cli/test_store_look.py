@@ -3,31 +3,16 @@
 
 import os
 import time
-from pathlib import Path
 
 import attrs
 import pytest
 
-from tests.cli.store_kit import CHAT, CODE, ask, keys_of, snapshot, tell
+from tests.cli.store_kit import CHAT, TOKENS, ask, keys_of, snapshot, tell
 from tests.stores.slab_kit import Child, RawSlab, die, open_slab
 from ucm.cli.main import NOT_WELL, UNREADABLE, USAGE
 from ucm.fates import Fate
 from ucm.stores.slab import SlabSurvey, facts_of
 from ucm.testing.store_blocks import BLOCK_BYTES, make_keys, save, uses_at
-
-TOKENS = list(range(12))
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Return a slab with three blocks of one model and two of another."""
-    path = tmp_path / "slab"
-    with open_slab(path) as store:
-        save(store, keys_of(CHAT, TOKENS))
-        save(store, keys_of(CODE, TOKENS[:8]))
-        store.describe(CHAT)
-        store.describe(CODE)
-    return path
 
 
 class TestLs:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from tests.cli.store_kit import CHAT, CODE, ask, keys_of, tell
+from tests.cli.store_kit import CHAT, CODE, TOKENS, ask, keys_of, tell
 from tests.stores.slab_kit import SLOT_BYTES, Child, RawSlab, open_slab
 from ucm.cli.main import NOT_WELL, UNREADABLE, USAGE
 from ucm.cli.store.move import _written
@@ -29,7 +29,6 @@ from ucm.testing.store_blocks import (
     uses_at,
 )
 
-TOKENS = list(range(12))
 CHATS, CODES = keys_of(CHAT, TOKENS), keys_of(CODE, TOKENS[:8])
 
 
