@@ -25,6 +25,15 @@ def troubled(opened, *troubles):
     return opener
 
 
+def opens(kind):
+    """Return what opens a backend of this kind."""
+
+    async def opener(settings, key):
+        return kind(Shelf(1 << 20))
+
+    return opener
+
+
 async def in_memory(settings, key):
     """Open a backend as its registered name does."""
     rest = {name: settings[name] for name in settings if name != "type"}
@@ -71,10 +80,7 @@ def test_what_the_other_side_should_be_set_to_is_told():
         async def advice(self):
             return [Advice("it evicts nothing", "Let it."), Advice("b", "B.")]
 
-    async def opener(settings, key):
-        return Full(Shelf(1 << 20))
-
-    finding = check_tier(MEMORY, "tiers.0", opener=opener)
+    finding = check_tier(MEMORY, "tiers.0", opener=opens(Full))
     assert Severity.WARNING is finding.severity
     assert "tiers.0 (memory) answers; it evicts nothing; b" == finding.text
     assert "Let it. B." == finding.remedy
@@ -90,10 +96,7 @@ def test_who_does_not_answer_is_asked_for_no_advice():
         async def advice(self):
             raise AssertionError("it is down")
 
-    async def opener(settings, key):
-        return Down(Shelf(1 << 20))
-
-    finding = check_tier(MEMORY, "tiers.0", opener=opener)
+    finding = check_tier(MEMORY, "tiers.0", opener=opens(Down))
     assert "tiers.0 (memory) is down" in finding.text
 
 
@@ -104,10 +107,7 @@ def test_tier_that_answers_is_well_however_long_its_advice_takes():
         async def advice(self):
             await anyio.sleep_forever()
 
-    async def opener(settings, key):
-        return Slow(Shelf(1 << 20))
-
-    finding = check_tier(MEMORY, "tiers.0", opener=opener, seconds=0.05)
+    finding = check_tier(MEMORY, "tiers.0", opener=opens(Slow), seconds=0.05)
     assert Severity.FINE is finding.severity
 
 
@@ -118,10 +118,7 @@ def test_server_of_several_that_is_away_is_told_apart():
         async def exists(self, keys):
             return [Presence.AWAY] * len(keys)
 
-    async def opener(settings, key):
-        return Several(Shelf(1 << 20))
-
-    finding = check_tier(MEMORY, "tiers.0", opener=opener)
+    finding = check_tier(MEMORY, "tiers.0", opener=opens(Several))
     assert Severity.WRONG is finding.severity
     assert "a server of tiers.0 (memory) does not answer" in finding.text
 
