@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tests.cache.kit import LIMIT_S, Host
+from tests.cache.kit import LIMIT_S, Host, leaving_nothing
 from ucm.agent.client import AgentClient
 from ucm.agent.protocol import (
     FRAME_HEADER,
@@ -27,8 +27,17 @@ from ucm.agent.protocol import (
     Welcome,
     encode_frame,
 )
+from ucm.cache.sync import Cache
 
-__all__ = ["GONE", "SILENT", "Say", "ScriptedAgent", "beside_agent"]
+__all__ = [
+    "GONE",
+    "SILENT",
+    "Say",
+    "ScriptedAgent",
+    "beside_agent",
+    "blocking",
+    "served",
+]
 
 _DECODER = msgspec.msgpack.Decoder(ToAgent)
 SILENT, GONE = "silent", "gone"
@@ -123,3 +132,21 @@ def beside_agent(host: Host, directory: Path, say: Say) -> Iterator[ScriptedAgen
         yield agent
     finally:
         agent.close()
+
+
+def blocking(host: Host) -> Cache:
+    """Open the face that blocks."""
+    return Cache(*host.open_core())
+
+
+@contextlib.contextmanager
+def served(
+    host: Host, directory: Path, say: Say
+) -> Iterator[tuple[ScriptedAgent, Cache]]:
+    """Have an agent, and a cache that blocks beside it; nothing of that is left."""
+    with (
+        beside_agent(host, directory, say) as agent,
+        leaving_nothing(host),
+        blocking(host) as cache,
+    ):
+        yield agent, cache

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.cache.fetching import GONE, SILENT, beside_agent
+from tests.cache.fetching import GONE, SILENT, beside_agent, blocking, served
 from tests.cache.kit import (
     LAYOUT,
     LIMIT_S,
@@ -19,7 +19,6 @@ from tests.cache.test_tiers import until
 from tests.clocks import AdvancingThreads
 from ucm.agent.protocol import LONGEST_S, Ask, Done, Drop, encode_frame
 from ucm.cache.staged import Staged
-from ucm.cache.sync import Cache as BlockingCache
 from ucm.errors import KeyFormatError, PipelineClosedError, StoreUnavailableError
 from ucm.prefixes import Place
 from ucm.reasons import Reason
@@ -29,11 +28,6 @@ pytestmark = pytest.mark.anyio
 
 KEYS = keys_of(6)
 WANTS = "ucm_fetch_wants_total"
-
-
-def blocking(host: Host) -> BlockingCache:
-    """Open the other face."""
-    return BlockingCache(*host.open_core())
 
 
 def all_found(ask: Ask) -> Done:
@@ -98,11 +92,7 @@ def test_fetched_blocks_are_kept_until_the_last_is_loaded(tmp_path) -> None:
     """R-53: a prompt may be loaded in parts; behind the last one nothing is kept for it, nor
     for another prompt that was given up."""
     host = Host()
-    with (
-        beside_agent(host, tmp_path, four_found) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, four_found) as (agent, cache):
         assert 4 == cache.prefetch(KEYS, timeout=30.0).found
         cache.load(KEYS[:2], [0, 1])
         other = cache.prefetch(keys_of(6, 1), timeout=30.0)
@@ -117,11 +107,7 @@ def test_fetched_blocks_are_kept_until_the_last_is_loaded(tmp_path) -> None:
 def test_what_is_given_up_is_over(tmp_path) -> None:
     """Who looks step by step whether it is would look until its time is up."""
     host = Host()
-    with (
-        beside_agent(host, tmp_path, lambda _: SILENT) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, lambda _: SILENT) as (agent, cache):
         begun = cache.begin_prefetch(KEYS, timeout=30.0)
         assert 1 == agent.hear().number
         begun.give_up()
@@ -133,11 +119,7 @@ def test_what_is_given_up_is_over(tmp_path) -> None:
 def test_load_right_behind_the_answer_ends_what_is_kept(tmp_path, monkeypatch) -> None:
     """R-53: who loads before the thread that has asked gets on keeps no slots, either."""
     host, is_loaded = Host(), threading.Event()
-    with (
-        beside_agent(host, tmp_path, four_found) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, four_found) as (agent, cache):
         client = host.core.fetches._client
         ask = client.want
 
@@ -160,11 +142,7 @@ def test_fetched_blocks_are_forgotten_with_their_time(tmp_path) -> None:
     """R-53: a host that never loads what it has fetched keeps no book of it for ever."""
     threads = AdvancingThreads()
     host = Host(threads=threads)
-    with (
-        beside_agent(host, tmp_path, four_found) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, four_found) as (agent, cache):
         cache.prefetch(KEYS, timeout=30.0)
         threads.advance(LONGEST_S + 1)
         cache.prefetch(keys_of(6, 1), timeout=30.0)
@@ -180,11 +158,7 @@ def test_nothing_is_kept_where_nothing_came(tmp_path) -> None:
     def nothing_found(ask: Ask) -> Done:
         return Done(ask.number, 0, Reason.CORRUPT)
 
-    with (
-        beside_agent(host, tmp_path, nothing_found) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, nothing_found) as (agent, cache):
         fetched = cache.prefetch(KEYS, timeout=30.0)
         assert (0, "corrupt", 0) == (
             fetched.found,
@@ -215,11 +189,7 @@ def test_fetch_that_is_begun_is_looked_at_and_not_waited_for(tmp_path) -> None:
     it is counted what tiers had, or with its time, which is put forward here."""
     threads = AdvancingThreads()
     host = Host(threads=threads)
-    with (
-        beside_agent(host, tmp_path, lambda _: SILENT) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, lambda _: SILENT) as (agent, cache):
         silent = cache.begin_prefetch(KEYS, timeout=30.0)
         assert 1 == agent.hear().number
         assert not silent.is_over
@@ -248,11 +218,7 @@ def test_what_the_slab_had_is_no_tiers(tmp_path) -> None:
     def some_found(ask: Ask) -> Done:
         return Done(ask.number, 4, Reason.ABSENT, b"\0\1\0\1")
 
-    with (
-        beside_agent(host, tmp_path, some_found),
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, some_found) as (_, cache):
         assert 4 == cache.prefetch(KEYS, timeout=LIMIT_S).found
         assert 2 == host.core._counters.total("ucm_fetched_parts_total")
 
@@ -285,11 +251,7 @@ def test_without_tiers_no_tier_has_it() -> None:
 def test_store_in_trouble_is_a_miss(error: Exception, tmp_path) -> None:
     """R-63: a slab that does not answer has nothing, and no agent is asked for it."""
     host = Host(FaultPlan(Fault("match", raising(error))))
-    with (
-        beside_agent(host, tmp_path, all_found) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, all_found) as (agent, cache):
         fetched = cache.prefetch(KEYS, timeout=LIMIT_S)
         assert (0, Reason.UNAVAILABLE) == (fetched.found, fetched.reason)
         assert agent.heard.empty()
@@ -337,11 +299,7 @@ def test_many_threads_have_what_they_ask_for(tmp_path) -> None:
     def some_found(ask: Ask) -> Done:
         return Done(ask.number, ask.keys[0][-1] % 5, Reason.ABSENT)
 
-    with (
-        beside_agent(host, tmp_path, some_found),
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, some_found) as (_, cache):
 
         def ask(seed: int) -> None:
             keys = keys_of(6, seed)
@@ -359,9 +317,5 @@ def test_many_threads_have_what_they_ask_for(tmp_path) -> None:
 def test_metrics_tell_of_the_agent(tmp_path) -> None:
     """R-52: a host that is scraped has the node's agent and its tiers among its metrics."""
     host = Host()
-    with (
-        beside_agent(host, tmp_path, all_found),
-        leaving_nothing(host),
-        blocking(host),
-    ):
+    with served(host, tmp_path, all_found):
         assert 1 == host.core.measure().gauges["ucm_agent_up"]

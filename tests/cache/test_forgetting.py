@@ -5,9 +5,8 @@ import threading
 
 import pytest
 
-from tests.cache.fetching import GONE, SILENT, beside_agent
+from tests.cache.fetching import GONE, SILENT, beside_agent, blocking, served
 from tests.cache.kit import LIMIT_S, Host, both_loops, keys_of, leaving_nothing, run
-from tests.cache.test_fetches import blocking
 from ucm.agent.protocol import Done, Drop, Forget
 from ucm.cache import forgetting
 from ucm.cache.forgetting import Forgotten
@@ -60,11 +59,7 @@ def test_agent_is_told_once_the_slab_has_it_no_more(loop: str, tmp_path) -> None
 def test_tier_that_may_have_kept_some_is_named(tmp_path) -> None:
     """R-52, R-63: who has to be sure asks again."""
     host = Host()
-    with (
-        beside_agent(host, tmp_path, kept),
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, kept) as (_, cache):
         assert Forgotten(0, 1, ("memory",)) == cache.forget(KEYS)
 
 
@@ -72,11 +67,7 @@ def test_more_keys_than_a_message_takes_are_one_question(tmp_path, monkeypatch) 
     """R-41: over with the last answer, which says all; each tier is named once."""
     monkeypatch.setattr(forgetting, "MOST_KEYS", 2)
     host = Host()
-    with (
-        beside_agent(host, tmp_path, kept) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, kept) as (agent, cache):
         cache.save(KEYS, range(6)).wait_committed()
         assert Forgotten(6, 3, ("memory",)) == cache.forget(KEYS)
         told = [agent.hear() for _ in range(3)]
@@ -106,11 +97,7 @@ def test_agent_without_room_has_kept_all(tmp_path) -> None:
     def refuse(told: Forget) -> Done:
         return Done(told.number, 0, Reason.QUEUE_TICKETS)
 
-    with (
-        beside_agent(host, tmp_path, refuse),
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, refuse) as (_, cache):
         assert Forgotten(0, 0, ("memory",)) == cache.forget(KEYS)
 
 
@@ -147,11 +134,7 @@ def test_without_tiers_nobody_is_asked() -> None:
 def test_no_keys_are_no_question(tmp_path) -> None:
     """R-41: they are forgotten at once, and the agent hears nothing."""
     host = Host()
-    with (
-        beside_agent(host, tmp_path, gone) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, gone) as (agent, cache):
         assert Forgotten(0) == cache.forget([])
         assert agent.heard.empty()
 
@@ -168,11 +151,7 @@ def test_store_in_trouble_is_told_and_no_tier_is_asked(tmp_path) -> None:
     """R-63: what the slab still has would go to its tiers again."""
     host = Host()
     host.store = Refusing(host.store)
-    with (
-        beside_agent(host, tmp_path, gone) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, gone) as (agent, cache):
         with pytest.raises(StoreUnavailableError, match="gone"):
             cache.forget(KEYS)
         assert agent.heard.empty()
@@ -181,11 +160,7 @@ def test_store_in_trouble_is_told_and_no_tier_is_asked(tmp_path) -> None:
 def test_who_gives_up_before_its_turn_has_nothing_forgotten(tmp_path) -> None:
     """As with each question: nobody is asked once nobody waits."""
     host, is_answered = Host(), threading.Event()
-    with (
-        beside_agent(host, tmp_path, gone) as agent,
-        leaving_nothing(host),
-        blocking(host) as cache,
-    ):
+    with served(host, tmp_path, gone) as (agent, cache):
         cache.save(KEYS, range(6)).wait_committed()
         host.core._questions.ask(lambda: is_answered.wait(LIMIT_S))
         host.core.fetches.forget(KEYS, 0).end(None, StoreUnavailableError("late"))
