@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests of ``ucm store`` share: asking it, and slabs to ask about."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import pytest
+import attrs
 
+from tests.cli.call import call
 from ucm.blocks import BlockHash, BlockKey, GroupId, KeySpace, PackedKey, ShardId
-from ucm.cli.main import main
 from ucm.prefixes import PrefixHasher, keyspace_of, paged_layout
 
 __all__ = ["CHAT", "CODE", "TOKENS", "ask", "keys_of", "snapshot", "tell"]
@@ -20,22 +19,16 @@ TOKENS = list(range(12))
 """Of which the slab of these tests has all for ``CHAT``, and two blocks for ``CODE``."""
 
 
-def tell(
-    capsys: pytest.CaptureFixture[str], *arguments: object
-) -> tuple[int, str, str]:
+def tell(*arguments: object) -> tuple[int, str, str]:
     """Run the command; return exit code, what it said and its complaint."""
-    code = main([*map(str, arguments)])
-    said = capsys.readouterr()
-    return code, said.out, said.err
+    return attrs.astuple(call(*arguments))
 
 
-def ask(
-    capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0
-) -> dict[str, Any]:
+def ask(*arguments: object, code: int = 0) -> dict[str, Any]:
     """Run the command, make sure of its exit code, and return its JSON."""
-    found, said, complaint = tell(capsys, *arguments, "--json")
-    assert code == found, complaint
-    answer: dict[str, Any] = json.loads(said)
+    told = call(*arguments, "--json")
+    assert code == told.code, told.err
+    answer: dict[str, Any] = told.json()
     return answer
 
 

@@ -21,9 +21,9 @@ def place(memory_path: Path) -> Path:
     return memory_path
 
 
-def test_store_is_measured_where_a_path_is_memory(place, capsys):
+def test_store_is_measured_where_a_path_is_memory(place):
     """Copies, saves, loads and look-ups, each with rate and latency; nothing stays."""
-    (answer,) = ask(capsys, "bench", place, *QUICK)["paths"]
+    (answer,) = ask("bench", place, *QUICK)["paths"]
     assert "memory" == answer["kind"]
     assert ["copy", "save", "load", "look-up"] == [
         row["what"] for row in answer["rows"]
@@ -38,7 +38,7 @@ def test_store_is_measured_where_a_path_is_memory(place, capsys):
 
 
 @pytest.mark.slow
-def test_disk_is_measured_at_several_depths(tmp_path, capsys):
+def test_disk_is_measured_at_several_depths(tmp_path):
     """A file is written, and read at random by more and more at a time."""
     plan = measuring.Plan(8192, 1 << 20, 0.01)
     with measuring.workplace(tmp_path, plan.size) as folder:
@@ -49,21 +49,21 @@ def test_disk_is_measured_at_several_depths(tmp_path, capsys):
     assert [] == list(tmp_path.iterdir())
 
 
-def test_store_that_is_there_is_not_touched(place, capsys):
+def test_store_that_is_there_is_not_touched(place):
     """A directory that is a store is refused, and stays as it was."""
     with open_slab(place) as store:
         save(store, make_keys(2))
     before = snapshot(place)
-    code, _, complaint = tell(capsys, "bench", place, *QUICK)
+    code, _, complaint = tell("bench", place, *QUICK)
     assert UNREADABLE == code
     assert "is a store" in complaint
     assert before == snapshot(place)
 
 
 @pytest.mark.parametrize("size", ["1TiB", "4000TiB"])
-def test_too_little_room_is_told_before_anything_is_written(place, capsys, size):
+def test_too_little_room_is_told_before_anything_is_written(place, size):
     """Both numbers, and nothing made."""
-    code, _, complaint = tell(capsys, "bench", place, "--size", size)
+    code, _, complaint = tell("bench", place, "--size", size)
     assert UNREADABLE == code
     assert "bytes left" in complaint
     assert [] == list(place.iterdir())
@@ -83,7 +83,7 @@ def test_room_is_given_back_when_measuring_fails(place):
 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "control"])
-def test_path_that_is_none_is_one_line(tmp_path, capsys, kind):
+def test_path_that_is_none_is_one_line(tmp_path, kind):
     """A directory that is not there is not made."""
     path = {
         "missing": tmp_path / "no",
@@ -91,7 +91,7 @@ def test_path_that_is_none_is_one_line(tmp_path, capsys, kind):
         "control": "/\x1b[2J\n",
     }[kind]
     (tmp_path / "f").write_text("")
-    code, _, complaint = tell(capsys, "bench", path)
+    code, _, complaint = tell("bench", path)
     assert (UNREADABLE, 2) == (code, complaint.count("\n"))
     assert "\x1b" not in complaint
 
@@ -100,7 +100,7 @@ def test_path_that_is_none_is_one_line(tmp_path, capsys, kind):
     "words",
     [("--block", "0"), ("--size", "much"), ("--seconds", "0"), ("--seconds", "nan")],
 )
-def test_call_that_is_wrong_is_one_line(capsys, words):
+def test_call_that_is_wrong_is_one_line(words):
     """Sizes are sizes, and each row takes a while."""
-    code, _, complaint = tell(capsys, "bench", *words)
+    code, _, complaint = tell("bench", *words)
     assert (USAGE, 1) == (code, complaint.count("\n"))

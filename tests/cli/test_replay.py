@@ -32,10 +32,10 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_hits_grow_with_the_capacity(trace, capsys):
+def test_hits_grow_with_the_capacity(trace):
     """Two blocks keep the last prompt, four keep both: a third of the tokens is found."""
     sizes = ("--capacity", "2MiB", "--capacity", "4MiB", "--block-bytes", "1MiB")
-    found = ask(capsys, "replay", trace, *sizes, "--policy", "ours")
+    found = ask("replay", trace, *sizes, "--policy", "ours")
     assert [(2, 0.0), (4, 0.3333)] == [
         (row["capacity_blocks"], row["ratio"]) for row in found["rows"]
     ]
@@ -46,9 +46,9 @@ def test_hits_grow_with_the_capacity(trace, capsys):
     )
 
 
-def test_table_has_a_column_for_each_policy(trace, capsys):
+def test_table_has_a_column_for_each_policy(trace):
     """People see each capacity with each policy beside the optimum."""
-    code, said, _ = tell(capsys, "replay", trace)
+    code, said, _ = tell("replay", trace)
     assert 0 == code
     assert ["blocks", "of", "all", "ours", "lru", "optimal"] == next(
         line.split() for line in said.splitlines() if "optimal" in line
@@ -80,9 +80,9 @@ def test_reading_is_shown_on_a_terminal(trace, monkeypatch):
     assert b"replayed" in seen
 
 
-def test_trace_that_would_not_fit_into_memory_is_refused(trace, capsys):
+def test_trace_that_would_not_fit_into_memory_is_refused(trace):
     """A bound, and the line at which it was passed."""
-    code, _, complaint = tell(capsys, "replay", trace, "--most-blocks", 3)
+    code, _, complaint = tell("replay", trace, "--most-blocks", 3)
     assert UNREADABLE == code
     assert "line 2: over 3 blocks" in complaint
 
@@ -97,17 +97,17 @@ def test_trace_that_would_not_fit_into_memory_is_refused(trace, capsys):
         ("--block-tokens", "0"),
     ],
 )
-def test_call_that_is_wrong_is_one_line(trace, capsys, words):
+def test_call_that_is_wrong_is_one_line(trace, words):
     """A size that is none, a policy that nobody knows."""
-    code, _, complaint = tell(capsys, "replay", trace, *words)
+    code, _, complaint = tell("replay", trace, *words)
     assert (USAGE, 1) == (code, complaint.count("\n"))
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder"])
-def test_file_that_is_none_is_one_line(tmp_path, capsys, kind):
+def test_file_that_is_none_is_one_line(tmp_path, kind):
     """What cannot be read is told with exit code 3."""
     path = tmp_path if kind == "folder" else tmp_path / "no"
-    code, _, complaint = tell(capsys, "replay", path)
+    code, _, complaint = tell("replay", path)
     assert (UNREADABLE, 1) == (code, complaint.count("\n"))
 
 

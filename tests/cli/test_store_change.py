@@ -23,34 +23,29 @@ def left(path: Path) -> list[bool]:
 
 
 class TestRm:
-    def test_key_space_goes_and_the_other_stays(self, path, capsys):
+    def test_key_space_goes_and_the_other_stays(self, path):
         """What a model left behind goes by its key space alone."""
         chosen = ("--keyspace", CHAT.digest.hex()[:12], "--yes")
-        assert 3 == ask(capsys, "store", "rm", path, *chosen)["forgotten"]
+        assert 3 == ask("store", "rm", path, *chosen)["forgotten"]
         assert [False] * 3 + [True] * 2 == left(path)
 
-    def test_keys_and_prefixes_choose(self, path, capsys):
+    def test_keys_and_prefixes_choose(self, path):
         """One block by its key, several by how their keys begin."""
         first, second, _ = keys_of(CHAT, TOKENS)
         keys = ("--key", first.hex(), "--key", second.hex(), "--yes")
-        assert 2 == ask(capsys, "store", "rm", path, *keys)["forgotten"]
+        assert 2 == ask("store", "rm", path, *keys)["forgotten"]
         begins = KeyPacker(CODE.digest, GroupId(0), ShardId(0)).prefix.hex()
-        assert (
-            2
-            == ask(capsys, "store", "rm", path, "--prefix", begins, "--yes")[
-                "forgotten"
-            ]
-        )
+        assert 2 == ask("store", "rm", path, "--prefix", begins, "--yes")["forgotten"]
         assert [False, False, True, False, False] == left(path)
 
-    def test_conditions_of_several_kinds_must_all_be_true(self, path, capsys):
+    def test_conditions_of_several_kinds_must_all_be_true(self, path):
         """A key of one model is not removed with the key space of another."""
         key = keys_of(CHAT, TOKENS)[0].hex()
         chosen = ("--key", key, "--keyspace", CODE.digest.hex(), "--yes")
-        assert 0 == ask(capsys, "store", "rm", path, *chosen)["matched"]
+        assert 0 == ask("store", "rm", path, *chosen)["matched"]
         assert [True] * 5 == left(path)
 
-    def test_prompt_goes_on_all_ranks(self, path, tmp_path, capsys):
+    def test_prompt_goes_on_all_ranks(self, path, tmp_path):
         """All parts of a prompt's blocks go; its salt keeps those of others."""
         others = keys_of(CHAT, TOKENS[:4], b"tenant")
         with open_slab(path) as store:
@@ -58,14 +53,14 @@ class TestRm:
         prompt = tmp_path / "ids.json"
         prompt.write_text(json.dumps(TOKENS[:5]))
         chosen = ("--keyspace", CHAT.digest.hex(), "--prompt", prompt, "--yes")
-        assert 2 == ask(capsys, "store", "rm", path, *chosen)["forgotten"]
+        assert 2 == ask("store", "rm", path, *chosen)["forgotten"]
         with open_slab(path) as store:
             assert [True] == store.contains(others)
 
-    def test_nothing_goes_in_a_dry_run(self, path, capsys):
+    def test_nothing_goes_in_a_dry_run(self, path):
         """What would go is told, and every byte stays."""
         before = snapshot(path)
-        answer = ask(capsys, "store", "rm", path, "--all", "--dry-run")
+        answer = ask("store", "rm", path, "--all", "--dry-run")
         assert (5, 5 * BLOCK_BYTES, 0) == (
             answer["matched"],
             answer["nbytes"],
@@ -73,11 +68,11 @@ class TestRm:
         )
         assert before == snapshot(path)
 
-    def test_nothing_goes_without_a_yes(self, path, capsys, monkeypatch):
+    def test_nothing_goes_without_a_yes(self, path, monkeypatch):
         """It asks, and says how a program does without; silence is a no."""
         with open(os.devnull) as silence:
             monkeypatch.setattr("sys.stdin", silence)
-            code, _, complaint = tell(capsys, "store", "rm", path, "--all")
+            code, _, complaint = tell("store", "rm", path, "--all")
         assert NOT_WELL == code
         assert "Forget 5 blocks, 480 B? (--yes does not ask)" in complaint
         assert [True] * 5 == left(path)
@@ -93,16 +88,16 @@ class TestRm:
             ("--keyspace", "", "--all"),
         ],
     )
-    def test_unclear_call_changes_nothing(self, path, capsys, words):
+    def test_unclear_call_changes_nothing(self, path, words):
         """Who does not say which blocks, or contradicts himself, removes none."""
-        assert USAGE == tell(capsys, "store", "rm", path, *words, "--yes")[0]
+        assert USAGE == tell("store", "rm", path, *words, "--yes")[0]
         assert [True] * 5 == left(path)
 
-    def test_engine_that_has_it_open_finds_it_gone_at_once(self, path, capsys):
+    def test_engine_that_has_it_open_finds_it_gone_at_once(self, path):
         """Blocks go from under a running engine as by eviction: it computes them."""
         with open_slab(path) as store:
             assert 1 == store.match(keys_of(CHAT, TOKENS)[:1])
-            ask(capsys, "store", "rm", path, "--all", "--yes")
+            ask("store", "rm", path, "--all", "--yes")
             assert 0 == store.match(keys_of(CHAT, TOKENS))
             save(store, make_keys(3))
             assert list(map(payload, make_keys(3))) == load(store, make_keys(3))
@@ -111,23 +106,23 @@ class TestRm:
     @pytest.mark.parametrize(
         "text", [b"", b"[1, 2", b'{"a": 1}', b"[1.5]", b"[-1]", b"\xff\0", b"[" * 5000]
     )
-    def test_prompt_that_is_none_is_one_line(self, path, tmp_path, capsys, text):
+    def test_prompt_that_is_none_is_one_line(self, path, tmp_path, text):
         """A file that has no token ids removes nothing."""
         prompt = tmp_path / "ids"
         prompt.write_bytes(text)
         chosen = ("--keyspace", CHAT.digest.hex(), "--prompt", prompt, "--yes")
-        code, _, complaint = tell(capsys, "store", "rm", path, *chosen)
+        code, _, complaint = tell("store", "rm", path, *chosen)
         assert (UNREADABLE, 1) == (code, complaint.count("\n"))
         assert [True] * 5 == left(path)
 
 
 class TestCompact:
-    def test_slots_of_the_dead_and_empty_extents_come_back(self, path, capsys):
+    def test_slots_of_the_dead_and_empty_extents_come_back(self, path):
         """What nobody needs is anybody's again, and all blocks stay."""
         store = open_slab(path)
         store.reserve(make_keys(2), BLOCK_BYTES)
         die(store)
-        answer = ask(capsys, "store", "compact", path)
+        answer = ask("store", "compact", path)
         assert (2, True) == (answer["slots"], answer["extents"] > 0)
         with SlabSurvey(path) as survey:
             facts = facts_of(survey)
@@ -141,10 +136,10 @@ class TestCompact:
             compact(path, memory=False).extents,
         )
 
-    def test_engine_goes_on_behind_it(self, path, capsys):
+    def test_engine_goes_on_behind_it(self, path):
         """A live engine takes the extents again when it needs them."""
         with open_slab(path) as store:
-            ask(capsys, "store", "compact", path)
+            ask("store", "compact", path)
             keys = make_keys(3, first=50)
             assert 3 == save(store, keys)
             assert list(map(payload, keys)) == load(store, keys)
@@ -162,17 +157,17 @@ class TestCompact:
             lease.seal(0, 3)
             assert 3 == lease.commit()
 
-    def test_memory_goes_back_only_while_nobody_uses_it(self, memory_path, capsys):
+    def test_memory_goes_back_only_while_nobody_uses_it(self, memory_path):
         """A device may have pinned it: then it stays, and command and code say so."""
         with open_slab(memory_path, 64) as store:
             save(store, make_keys(1))
             again = ("store", "compact", memory_path, "--memory")
-            live = ask(capsys, *again, code=NOT_WELL)
+            live = ask(*again, code=NOT_WELL)
             assert 0 == live["nbytes"]
-            assert NOT_WELL == tell(capsys, *again)[0]
-            assert "" == ask(capsys, "store", "compact", memory_path)["kept_because"]
+            assert NOT_WELL == tell(*again)[0]
+            assert "" == ask("store", "compact", memory_path)["kept_because"]
             assert "pinned" in live["kept_because"]
-        idle = ask(capsys, "store", "compact", memory_path, "--memory")
+        idle = ask("store", "compact", memory_path, "--memory")
         assert 0 < idle["nbytes"]
         with SlabSurvey(memory_path) as survey:
             facts = facts_of(survey)

@@ -52,10 +52,10 @@ def other(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def file(path, tmp_path, capsys) -> Path:
+def file(path, tmp_path) -> Path:
     """Return an export of all five."""
     file = tmp_path / "blocks.ucmx"
-    ask(capsys, "store", "export", path, file)
+    ask("store", "export", path, file)
     return file
 
 
@@ -67,9 +67,9 @@ def contents(path: Path) -> dict[bytes, bytes]:
 
 
 class TestThereAndBack:
-    def test_every_block_comes_back_byte_by_byte(self, path, other, file, capsys):
+    def test_every_block_comes_back_byte_by_byte(self, path, other, file):
         """What was exported is what is loaded, in another slab with a seed of its own."""
-        answer = ask(capsys, "store", "import", file, other)
+        answer = ask("store", "import", file, other)
         assert (5, 5 * BLOCK_BYTES, 0) == (
             answer["blocks"],
             answer["nbytes"],
@@ -79,10 +79,9 @@ class TestThereAndBack:
         with open_slab(other) as store:
             assert {CHAT.digest: CHAT} == store.keyspaces()
 
-    def test_what_is_stored_is_passed_over(self, other, file, capsys):
+    def test_what_is_stored_is_passed_over(self, other, file):
         """An import that was broken off goes on where it was."""
         ask(
-            capsys,
             "store",
             "import",
             file,
@@ -92,39 +91,39 @@ class TestThereAndBack:
             code=NOT_WELL,
         )
         assert 2 == len(contents(other))
-        answer = ask(capsys, "store", "import", file, other)
+        answer = ask("store", "import", file, other)
         assert (3, 2) == (answer["blocks"], answer["present"])
 
-    def test_blocks_are_chosen_as_in_a_listing(self, path, other, tmp_path, capsys):
+    def test_blocks_are_chosen_as_in_a_listing(self, path, other, tmp_path):
         """A key space alone, and as large slots as it needs."""
         file = tmp_path / "code"
-        ask(capsys, "store", "export", path, file, "--keyspace", CODE.digest.hex())
-        ask(capsys, "store", "import", file, other)
+        ask("store", "export", path, file, "--keyspace", CODE.digest.hex())
+        ask("store", "import", file, other)
         assert set(CODES) == set(contents(other))
 
-    def test_file_is_its_owners_alone_and_never_half(self, path, file, capsys):
+    def test_file_is_its_owners_alone_and_never_half(self, path, file):
         """Prompts can be guessed from blocks: nobody else reads them."""
         assert 0o600 == file.stat().st_mode & 0o777
-        assert USAGE == tell(capsys, "store", "export", path, file)[0]
-        assert 0 == tell(capsys, "store", "export", path, file, "--force")[0]
+        assert USAGE == tell("store", "export", path, file)[0]
+        assert 0 == tell("store", "export", path, file, "--force")[0]
         assert {"slab", "blocks.ucmx"} == {each.name for each in file.parent.iterdir()}
 
-    def test_damaged_block_is_left_out(self, path, other, tmp_path, capsys):
+    def test_damaged_block_is_left_out(self, path, other, tmp_path):
         """A block that does not verify travels no further."""
         RawSlab(path).put(CHATS[0], b"\0" * BLOCK_BYTES)
         file = tmp_path / "rest"
-        assert 1 == ask(capsys, "store", "export", path, file, code=NOT_WELL)["damaged"]
-        assert 4 == ask(capsys, "store", "import", file, other)["blocks"]
+        assert 1 == ask("store", "export", path, file, code=NOT_WELL)["damaged"]
+        assert 4 == ask("store", "import", file, other)["blocks"]
 
-    def test_record_of_a_size_that_is_none_spoils_no_file(self, path, other, capsys):
+    def test_record_of_a_size_that_is_none_spoils_no_file(self, path, other):
         """One damaged record costs its block, and not all others."""
         raw = RawSlab(path)
         raw.records["nbytes"][raw.slot_of(CHATS[0])] = 1 << 60
         file = path.with_name("rest")
-        assert 1 == ask(capsys, "store", "export", path, file, code=NOT_WELL)["damaged"]
-        assert 4 == ask(capsys, "store", "import", file, other)["blocks"]
+        assert 1 == ask("store", "export", path, file, code=NOT_WELL)["damaged"]
+        assert 4 == ask("store", "import", file, other)["blocks"]
 
-    def test_moments_and_tenants_travel(self, path, tmp_path, capsys):
+    def test_moments_and_tenants_travel(self, path, tmp_path):
         """Who was used last is kept longest there, too, and counts for the same tenant."""
         old = make_keys(2, first=70)
         hour = 3600 * 10**9
@@ -132,9 +131,9 @@ class TestThereAndBack:
             moments = [time.monotonic_ns() - hour, time.monotonic_ns() - 2 * hour]
             save(store, old, uses=uses_at(moments, tenant=9))
         file, target = tmp_path / "all", tmp_path / "target"
-        ask(capsys, "store", "export", path, file)
+        ask("store", "export", path, file)
         open_slab(target).close()
-        ask(capsys, "store", "import", file, target)
+        ask("store", "import", file, target)
         with SlabSurvey(target) as survey:
             (found,) = survey.classes[0].blocks()
         by_key = {found.key(at): at for at in range(len(found))}
@@ -145,7 +144,7 @@ class TestThereAndBack:
         ]
 
     @pytest.mark.parametrize("is_told", [True, False])
-    def test_what_lay_in_a_file_is_older_by_that(self, path, tmp_path, capsys, is_told):
+    def test_what_lay_in_a_file_is_older_by_that(self, path, tmp_path, is_told):
         """An export of yesterday displaces nothing of a slab that was used today."""
         file, target = tmp_path / "file", tmp_path / "target"
         now, day = time.monotonic_ns(), 24 * 3600 * 10**9
@@ -162,29 +161,27 @@ class TestThereAndBack:
             stored = make_keys(8)
             hours = [now - at * day // 24 for at in (0, 1, 2, 3, 4, 5, 30, 31)]
             save(store, stored, uses=uses_at(hours))
-        answer = ask(capsys, "store", "import", file, target, code=NOT_WELL)
+        answer = ask("store", "import", file, target, code=NOT_WELL)
         assert (2, 1) == (answer["blocks"], answer["no_room"])
         with open_slab(target) as store:
             assert [True] * 6 + [False] * 2 == store.contains(stored)
 
-    def test_second_import_displaces_nothing_of_the_first(self, tmp_path, capsys):
+    def test_second_import_displaces_nothing_of_the_first(self, tmp_path):
         """Blocks of a prefix are a few nanoseconds apart, and stay in their order."""
         root, file, target = tmp_path / "slab", tmp_path / "file", tmp_path / "target"
         now, keys = time.monotonic_ns(), make_keys(12)
         with open_slab(root, 12) as store:
             save(store, keys, uses=uses_at([now - 16 * at for at in range(12)]))
-        ask(capsys, "store", "export", root, file)
+        ask("store", "export", root, file)
         open_slab(target).close()
         for told in ((8, 0, 4), (0, 8, 4)):
-            answer = ask(capsys, "store", "import", file, target, code=NOT_WELL)
+            answer = ask("store", "import", file, target, code=NOT_WELL)
             assert told == (answer["blocks"], answer["present"], answer["no_room"])
         with open_slab(target) as store:
             assert [True] * 8 + [False] * 4 == store.contains(keys)
 
     @pytest.mark.parametrize("date", [1 << 90, -(1 << 90), 0])
-    def test_date_that_somebody_made_up_harms_nothing(
-        self, other, tmp_path, capsys, date
-    ):
+    def test_date_that_somebody_made_up_harms_nothing(self, other, tmp_path, date):
         """One still to come is now, and one before all others is old."""
         file = tmp_path / "file"
         section = Section(CHAT.digest.hex(), BLOCK_BYTES, CHAT)
@@ -192,10 +189,10 @@ class TestThereAndBack:
             writer = ExportWriter(made, Start(1, BLOCK_BYTES, [section], date))
             writer.add(CHATS[0], memoryview(payload(CHATS[0])), (1 << 63) - 1, 0)
             writer.finish()
-        assert 1 == ask(capsys, "store", "import", file, other)["blocks"]
+        assert 1 == ask("store", "import", file, other)["blocks"]
         assert {CHATS[0]: payload(CHATS[0])} == contents(other)
 
-    def test_larger_blocks_come_into_slots_of_their_size(self, tmp_path, capsys):
+    def test_larger_blocks_come_into_slots_of_their_size(self, tmp_path):
         """An engine looks for blocks among the slots of its largest one."""
         root, file = tmp_path / "slab", tmp_path / "file"
         with SlabStore(
@@ -205,14 +202,14 @@ class TestThereAndBack:
             save(store, CHATS[1:], 500)
         target = tmp_path / "target"
         SlabStore(path=str(target), capacity_bytes=1 << 20, block_bytes=9000).close()
-        ask(capsys, "store", "export", root, file)
-        ask(capsys, "store", "import", file, target)
+        ask("store", "export", root, file)
+        ask("store", "import", file, target)
         with SlabStore.join(target, block_bytes=9000) as store:
             assert [payload(CHATS[0], 9000)] == load(store, CHATS[:1])
             assert [payload(CHATS[1], 500)] == load(store, CHATS[1:2])
 
     @pytest.mark.slow
-    def test_engines_go_on_at_both_ends(self, tmp_path, capsys):
+    def test_engines_go_on_at_both_ends(self, tmp_path):
         """Two slabs that other processes use all the time, and each block verifies."""
         roots = [tmp_path / "one", tmp_path / "two"]
         with (
@@ -224,75 +221,69 @@ class TestThereAndBack:
             for _ in range(10):
                 one.say()
                 two.say()
-                code = tell(
-                    capsys, "store", "export", roots[0], tmp_path / "f", "--force"
-                )[0]
+                code = tell("store", "export", roots[0], tmp_path / "f", "--force")[0]
                 assert 0 == code
-                assert tell(capsys, "store", "import", tmp_path / "f", roots[1])[0] in (
+                assert tell("store", "import", tmp_path / "f", roots[1])[0] in (
                     0,
                     1,
                 )
-                assert 0 == ask(capsys, "store", "verify", roots[1])["num_damaged"]
+                assert 0 == ask("store", "verify", roots[1])["num_damaged"]
             two.kill()
             assert [] == store.audit()
 
 
 class TestWarm:
-    def test_slab_is_made_and_filled_before_an_engine_joins(
-        self, file, tmp_path, capsys
-    ):
+    def test_slab_is_made_and_filled_before_an_engine_joins(self, file, tmp_path):
         """After a start of the machine: made as the engine would, and hits at once."""
         root = tmp_path / "new"
         chosen = ("--capacity", 8 * SLOT_BYTES)
-        assert 5 == ask(capsys, "store", "warm", file, root, *chosen)["blocks"]
+        assert 5 == ask("store", "warm", file, root, *chosen)["blocks"]
         with open_slab(root) as engine:
             assert [True] * 5 == engine.contains(CHATS + CODES)
 
-    def test_hottest_come_first_and_nothing_goes_for_them(self, tmp_path, capsys):
+    def test_hottest_come_first_and_nothing_goes_for_them(self, tmp_path):
         """Room for two of three: the two used last, and what is stored stays."""
         root, file, target = tmp_path / "slab", tmp_path / "file", tmp_path / "target"
         now, hour = time.monotonic_ns(), 3600 * 10**9
         with open_slab(root) as store:
             save(store, CHATS, uses=uses_at([now - 2 * hour, now, now - hour]))
-        ask(capsys, "store", "export", root, file)
+        ask("store", "export", root, file)
         with open_slab(target) as store:
             stored = make_keys(6)
             save(store, stored, uses=uses_at([now - 100 * hour] * 6))
-        ask(capsys, "store", "warm", file, target, "--most", BLOCK_BYTES)
+        ask("store", "warm", file, target, "--most", BLOCK_BYTES)
         with open_slab(target) as store:
             assert [False, True, False] == store.contains(CHATS)
-        answer = ask(capsys, "store", "warm", file, target)
+        answer = ask("store", "warm", file, target)
         assert (1, 1, 1) == (answer["blocks"], answer["present"], answer["no_room"])
         with open_slab(target) as store:
             assert [True] * 6 == store.contains(stored)
             assert [False, True, True] == store.contains(CHATS)
 
-    def test_import_makes_room_among_what_is_older(self, tmp_path, capsys):
+    def test_import_makes_room_among_what_is_older(self, tmp_path):
         """The same with import: what was used before them goes, and nothing newer."""
         root, file, target = tmp_path / "slab", tmp_path / "file", tmp_path / "target"
         now, hour = time.monotonic_ns(), 3600 * 10**9
         with open_slab(root) as store:
             save(store, CHATS, uses=uses_at([now - 3 * hour] * 3))
-        ask(capsys, "store", "export", root, file)
+        ask("store", "export", root, file)
         with open_slab(target) as store:
             stored = make_keys(8)
             save(store, stored, uses=uses_at([now - at * hour for at in range(8)]))
-        assert 3 == ask(capsys, "store", "import", file, target)["blocks"]
+        assert 3 == ask("store", "import", file, target)["blocks"]
         with open_slab(target) as store:
             assert [True] * 5 + [False] * 3 == store.contains(stored)
 
     @pytest.mark.slow
-    def test_blocks_wait_for_memory_that_is_still_coming(
-        self, file, memory_path, capsys
-    ):
+    def test_blocks_wait_for_memory_that_is_still_coming(self, file, memory_path):
         """Of a slab that is being populated no block is refused for want of it."""
         root = memory_path
         chosen = ("--capacity", "256MiB")
-        assert 5 == ask(capsys, "store", "warm", file, root, *chosen)["blocks"]
+        assert 5 == ask("store", "warm", file, root, *chosen)["blocks"]
 
-    def test_slab_that_is_missing_is_not_made_unasked(self, file, tmp_path, capsys):
+    def test_slab_that_is_missing_is_not_made_unasked(self, file, tmp_path):
         """Without a capacity nobody knows how large it should be: it is asked for."""
-        code, _, complaint = tell(capsys, "store", "warm", file, tmp_path / "no")
+        code, _, complaint = tell("store", "warm", file, tmp_path / "no")
         assert (UNREADABLE, True) == (code, "--capacity" in complaint)
         assert not (tmp_path / "no").exists()
 
@@ -328,48 +319,46 @@ class TestFormat:
     @pytest.mark.parametrize(
         "text", [b'{"blocks": "\xff"}', b'{"a": ' + b"[" * 9000, b"{}"]
     )
-    def test_start_that_says_nothing_known_is_refused(
-        self, other, tmp_path, capsys, text
-    ):
+    def test_start_that_says_nothing_known_is_refused(self, other, tmp_path, text):
         """Also one whose sum is right: somebody else may have made it."""
         start = struct.pack("<8sII", b"\x89UCM\r\n\x1a\n", 1, len(text)) + text
         file = tmp_path / "file"
         file.write_bytes(start + struct.pack("<Q", xxh3_64_intdigest(start)))
-        code, _, complaint = tell(capsys, "store", "import", file, other)
+        code, _, complaint = tell("store", "import", file, other)
         assert (UNREADABLE, 1) == (code, complaint.count("\n"))
 
-    def test_other_version_is_refused_by_its_number(self, file, other, capsys):
+    def test_other_version_is_refused_by_its_number(self, file, other):
         """A file of a later release is not guessed at."""
         data = bytearray(file.read_bytes())
         data[8] = 2
         file.write_bytes(data)
-        code, _, complaint = tell(capsys, "store", "import", file, other)
+        code, _, complaint = tell("store", "import", file, other)
         assert UNREADABLE == code
         assert "version 2" in complaint
 
     @pytest.mark.parametrize("kept", [0, 7, 20, 700, -41, -1])
-    def test_file_that_was_cut_off_is_told_so(self, file, other, capsys, kept):
+    def test_file_that_was_cut_off_is_told_so(self, file, other, kept):
         """What came before the cut is stored, and the exit code says that it is not all."""
         file.write_bytes(file.read_bytes()[:kept])
-        code, _, complaint = tell(capsys, "store", "import", file, other)
+        code, _, complaint = tell("store", "import", file, other)
         assert (UNREADABLE, 1) == (code, complaint.count("\n"))
         assert all(payload(key) == data for key, data in contents(other).items())
 
-    def test_block_with_other_bytes_is_left_out(self, file, other, capsys):
+    def test_block_with_other_bytes_is_left_out(self, file, other):
         """A flipped bit costs its block alone."""
         data = bytearray(file.read_bytes())
         data[data.index(payload(CHATS[1])) + 3] ^= 1
         file.write_bytes(data)
-        answer = ask(capsys, "store", "import", file, other, code=NOT_WELL)
+        answer = ask("store", "import", file, other, code=NOT_WELL)
         assert (4, 1) == (answer["blocks"], answer["damaged"])
         assert CHATS[1] not in contents(other)
 
-    def test_key_of_another_block_does_not_get_its_bytes(self, file, other, capsys):
+    def test_key_of_another_block_does_not_get_its_bytes(self, file, other):
         """A head that was changed ends the import: nobody can tell what follows."""
         data = bytearray(file.read_bytes())
         data[data.index(CHATS[0]) + 30] ^= 1
         file.write_bytes(data)
-        assert UNREADABLE == tell(capsys, "store", "import", file, other)[0]
+        assert UNREADABLE == tell("store", "import", file, other)[0]
         assert all(payload(key) == found for key, found in contents(other).items())
 
     @pytest.mark.slow

@@ -38,7 +38,7 @@ def path(place):
     return place.slab
 
 
-def remove(path, capsys, says, code: int, *words: str):
+def remove(path, says, code: int, *words: str):
     """Remove all blocks while an agent says something; return the answer, and what it heard."""
     agent, heard = Agent(path), []
 
@@ -50,9 +50,8 @@ def remove(path, capsys, says, code: int, *words: str):
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        return ask(
-            capsys, "store", "rm", path, "--all", "--yes", "--tiers", *words, code=code
-        )["tiers"], heard
+        chosen = ("--all", "--yes", "--tiers", *words)
+        return ask("store", "rm", path, *chosen, code=code)["tiers"], heard
     finally:
         thread.join()
         agent.close()
@@ -60,7 +59,7 @@ def remove(path, capsys, says, code: int, *words: str):
 
 class TestRm:
     @pytest.mark.slow
-    def test_blocks_go_from_the_tiers_of_the_agent_too(self, place, capsys) -> None:
+    def test_blocks_go_from_the_tiers_of_the_agent_too(self, place) -> None:
         """What is removed was fetched again from a tier; without --tiers it still is."""
 
         def spilled() -> int:
@@ -78,17 +77,17 @@ class TestRm:
             save(slab, KEYS)
             until(lambda: spilled() == len(KEYS))
             chosen = ("store", "rm", place.slab, "--key", KEYS[0].hex(), "--yes")
-            assert ask(capsys, *chosen)["tiers"] is None
+            assert ask(*chosen)["tiers"] is None
             assert len(KEYS) == files()
-            answer = ask(capsys, "store", "rm", place.slab, "--all", "--yes", "--tiers")
+            answer = ask("store", "rm", place.slab, "--all", "--yes", "--tiers")
             assert 5 == answer["forgotten"] == answer["tiers"]["forgotten"]
             assert (0, []) == (answer["tiers"]["unasked"], answer["tiers"]["kept"])
             assert 1 == files()
 
-    def test_tier_that_may_have_some_yet_is_named(self, path, capsys) -> None:
+    def test_tier_that_may_have_some_yet_is_named(self, path) -> None:
         """Something is left undone then; the agent is asked behind the slab, with a deadline."""
         says = [[WELCOME], [Done(1, 4, Reason.KEPT, b"\1")]]
-        told, heard = remove(path, capsys, says, NOT_WELL)
+        told, heard = remove(path, says, NOT_WELL)
         assert (4, ["memory"], 0) == (told["forgotten"], told["kept"], told["unasked"])
         hello, forget = heard
         assert isinstance(hello, Hello)
@@ -107,25 +106,25 @@ class TestRm:
         ],
     )
     def test_agent_that_takes_nothing_from_tiers_is_told_of(
-        self, path, capsys, monkeypatch, says, problem
+        self, path, monkeypatch, says, problem
     ) -> None:
         """The slab's blocks are gone; how many tiers may have, and why, is said, and ends in time."""
         monkeypatch.setattr(parting, "MOST_KEYS", 2)  # it is asked once all the same
         if not says[0]:
             monkeypatch.setattr(parting, "_ANSWER_S", 0.01)
             says = says[:1]
-        told, _ = remove(path, capsys, says, NOT_WELL)
+        told, _ = remove(path, says, NOT_WELL)
         assert (0, len(KEYS)) == (told["forgotten"], told["unasked"])
         assert problem in told["problem"]
 
-    def test_where_no_agent_runs_tiers_may_have_them(self, path, capsys) -> None:
+    def test_where_no_agent_runs_tiers_may_have_them(self, path) -> None:
         """It is said plainly, with what to do; a dry run asks nobody and is well."""
         chosen = ("store", "rm", path, "--all")
-        assert "--tiers takes them from there" in tell(capsys, *chosen, "--dry-run")[1]
-        dry = tell(capsys, *chosen, "--dry-run", "--tiers")
+        assert "--tiers takes them from there" in tell(*chosen, "--dry-run")[1]
+        dry = tell(*chosen, "--dry-run", "--tiers")
         assert 0 == dry[0]
         assert "tiers are asked to forget them, too" in dry[1]
-        code, said, _ = tell(capsys, *chosen, "--yes", "--tiers")
+        code, said, _ = tell(*chosen, "--yes", "--tiers")
         assert NOT_WELL == code
         assert "6 forgotten" in said
         assert (

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cli.store_kit import tell
 from tests.rig import BLOCK_BYTES, keys_of
 from tests.story.logs import ended, line, missed, run_of, settled, write
-from ucm.cli.main import UNREADABLE, USAGE, main
+from ucm.cli.main import UNREADABLE, USAGE
 from ucm.stores.slab import SlabStore
 
 
@@ -19,20 +20,13 @@ def run(tmp_path):
     return run_of(tmp_path / "run")
 
 
-@pytest.fixture
-def call(capsys):
-    """Return what calls ``ucm trace`` and returns its code, and what it printed."""
-
-    def calling(*arguments):
-        code = main(["trace", *map(str, arguments)])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return calling
+def call(*arguments):
+    """Call ``ucm trace``; return its code, and what it printed."""
+    return tell("trace", *arguments)
 
 
 class TestShow:
-    def test_a_story_is_told_over_all_roles(self, call, run):
+    def test_a_story_is_told_over_all_roles(self, run):
         """R-71: scheduler and worker are in one text, with reason, stages and end."""
         code, out, _ = call("show", "r1", "--log", run)
         assert code == 0
@@ -45,7 +39,7 @@ class TestShow:
         ):
             assert part in out
 
-    def test_programs_get_the_same(self, call, run):
+    def test_programs_get_the_same(self, run):
         """What people read is there with moments and names that stay."""
         _, out, _ = call("show", "r1", "--log", run, "--json")
         (life,) = json.loads(out)["lives"]
@@ -54,7 +48,7 @@ class TestShow:
             each["what"] for each in life["happened"][:3]
         ]
 
-    def test_a_hit_says_which_tier_had_it(self, call, tmp_path):
+    def test_a_hit_says_which_tier_had_it(self, tmp_path):
         """Slab and tiers are told apart by name, for people and for programs."""
         places = {"slab": 16, "disk": 48}
         log = write(tmp_path / "ucm-s-1.jsonl", ended("r", hit_tokens=places))
@@ -64,9 +58,7 @@ class TestShow:
         (life,) = json.loads(call("show", "r", "--log", log, "--json")[1])["lives"]
         assert places == life["hit_tokens"]
 
-    def test_lines_of_other_kinds_belong_to_the_life_they_fall_into(
-        self, call, tmp_path
-    ):
+    def test_lines_of_other_kinds_belong_to_the_life_they_fall_into(self, tmp_path):
         """A refusal of the second life is not told of the first."""
         write(
             tmp_path / "ucm-scheduler-1.jsonl",
@@ -79,45 +71,45 @@ class TestShow:
         assert ["began", "finished"] == [each["what"] for each in first["happened"]]
         assert "wish.ignored" in [each["what"] for each in second["happened"]]
 
-    def test_the_beginning_of_an_id_is_enough_if_it_is_one(self, call, tmp_path):
+    def test_the_beginning_of_an_id_is_enough_if_it_is_one(self, tmp_path):
         """Engines add to ids; two that begin alike are named, and none is guessed."""
         log = write(tmp_path / "ucm-s-1.jsonl", ended("abc-1"), ended("abd-2"))
         assert 0 == call("show", "abc", "--log", log)[0]
         code, _, err = call("show", "ab", "--log", log)
         assert (USAGE, True) == (code, "abc-1, abd-2" in err)
 
-    def test_an_id_that_begins_another_is_itself(self, call, tmp_path):
+    def test_an_id_that_begins_another_is_itself(self, tmp_path):
         """An exact id is never ambiguous."""
         log = write(tmp_path / "ucm-s-1.jsonl", ended("r1"), ended("r12"))
         code, out, _ = call("show", "r1", "--log", log)
         assert (0, False) == (code, "r12" in out)
 
-    def test_a_request_that_is_not_there_is_an_error(self, call, run):
+    def test_a_request_that_is_not_there_is_an_error(self, run):
         """The line says which request and which log."""
         code, _, err = call("show", "nobody", "--log", run)
         assert (UNREADABLE, True) == (code, "nobody" in err)
 
 
 class TestWhy:
-    def test_a_miss_is_explained(self, call, run):
+    def test_a_miss_is_explained(self, run):
         """R-71: the first missing block, the reason in words, and what to do."""
         code, out, _ = call("why", "r1", "--log", run)
         assert code == 0
         for part in ("evicted", "block is number 3", "made room", "store.capacity"):
             assert part in out
 
-    def test_a_failed_load_is_explained(self, call, run):
+    def test_a_failed_load_is_explained(self, run):
         """A load that failed is a reason as well."""
         _, out, _ = call("why", "r2", "--log", run, "--json")
         (reason,) = json.loads(out)["reasons"]
         assert ("failed load", "deadline") == (reason["kind"], reason["reason"])
 
-    def test_a_request_without_a_miss_says_so(self, call, run):
+    def test_a_request_without_a_miss_says_so(self, run):
         """No reason is made up."""
         assert "No look-up of it fell short" in call("why", "r3", "--log", run)[1]
 
     @pytest.mark.parametrize("request_id", [["host"], []])
-    def test_a_host_of_its_own_logs_no_look_ups(self, call, tmp_path, request_id):
+    def test_a_host_of_its_own_logs_no_look_ups(self, tmp_path, request_id):
         """What was not logged is not called well, for people and for programs."""
         log = write(tmp_path / "ucm-cache-0-1.jsonl", settled("host", 1))
         arguments = ("why", *request_id, "--log", log)
@@ -128,20 +120,20 @@ class TestWhy:
         assert [] == told["reasons"]
         assert "No look-up was logged" in told["notes"][0]
 
-    def test_a_run_without_a_miss_says_so(self, call, tmp_path):
+    def test_a_run_without_a_miss_says_so(self, tmp_path):
         """Requests that ended without one were looked up."""
         log = write(tmp_path / "ucm-scheduler-1.jsonl", ended("r"))
         assert "No look-up fell short" in call("why", "--log", log)[1]
         assert [] == json.loads(call("why", "--log", log, "--json")[1])["notes"]
 
-    def test_a_miss_without_its_line_has_its_reason(self, call, tmp_path):
+    def test_a_miss_without_its_line_has_its_reason(self, tmp_path):
         """The line of the look-up may be rotated away; that of the request says why."""
         log = write(tmp_path / "l", ended("r", miss="queue", first_missing=2))
         _, out, _ = call("why", "r", "--log", log, "--json")
         (reason,) = json.loads(out)["reasons"]
         assert ("queue", True) == (reason["reason"], "number 2" in reason["where"])
 
-    def test_the_slab_is_asked_what_it_knows_by_now(self, call, tmp_path):
+    def test_the_slab_is_asked_what_it_knows_by_now(self, tmp_path):
         """A block may have been saved since, or have gone; the log cannot know."""
         key, slab = keys_of(1)[0], tmp_path / "slab"
         log = write(tmp_path / "l", missed("r", key=key.hex(), reason="not_committed"))
@@ -157,14 +149,14 @@ class TestWhy:
 
     @pytest.mark.parametrize("key", ["", "no key", "00", "00" * 100])
     def test_a_key_that_is_none_and_a_slab_that_is_none_are_no_trouble(
-        self, call, tmp_path, key
+        self, tmp_path, key
     ):
         """Whatever a log calls a key, the answer is in one piece; of no slab, one line."""
         log = write(tmp_path / "l", missed("r", key=key))
         code, _, err = call("why", "r", "--log", log, "--store", tmp_path / "none")
         assert (code, err.count("\n")) in ((0, 0), (USAGE, 1), (UNREADABLE, 1))
 
-    def test_all_reasons_are_counted(self, call, run):
+    def test_all_reasons_are_counted(self, run):
         """Without a request: how often, and how many tokens."""
         _, out, _ = call("why", "--log", run, "--json")
         assert [("miss", "evicted", 1, 64), ("failed load", "deadline", 1, None)] == [
@@ -174,19 +166,19 @@ class TestWhy:
 
 
 class TestStats:
-    def test_numbers_are_told(self, call, run):
+    def test_numbers_are_told(self, run):
         """X-10: a hit ratio has its numerator and its denominator."""
         _, out, _ = call("stats", "--log", run)
         assert "128 of 200 prompt tokens (64.0%), without those of 1 preempted" in out
         assert "save: gather" in out
 
-    def test_programs_get_the_same(self, call, run):
+    def test_programs_get_the_same(self, run):
         """Outcomes by direction, durations with their histogram."""
         told = json.loads(call("stats", "--log", run, "--json")[1])
         assert {"failed": 1} == told["tickets"]["load"]
         assert 1 == told["durations"]["save: gather"]["count"]
 
-    def test_refused_and_dropped_saves_have_their_reasons(self, call, tmp_path):
+    def test_refused_and_dropped_saves_have_their_reasons(self, tmp_path):
         """Each reason is there with its meaning and its blocks, for people and programs."""
         lost = {"outcome": "refused", "reason": "queue_bytes", "committed": 0}
         log = write(
@@ -204,7 +196,7 @@ class TestStats:
 
 
 class TestDiff:
-    def test_two_runs_are_compared(self, call, run, tmp_path):
+    def test_two_runs_are_compared(self, run, tmp_path):
         """Each number stands beside that of the other run."""
         other = write(tmp_path / "ucm-s-1.jsonl", ended("r1", preemptions=1))
         told = json.loads(call("diff", run, other, "--json")[1])["numbers"]
@@ -213,13 +205,13 @@ class TestDiff:
         assert (1, None) == numbers["misses: evicted"]
         assert "-50.0%" in call("diff", run, other)[1]
 
-    def test_a_run_without_a_line_is_an_error(self, call, run, tmp_path):
+    def test_a_run_without_a_line_is_an_error(self, run, tmp_path):
         """A run that is compared with nothing would look like one that did all."""
         (tmp_path / "empty").write_text("")
         for pair in ((run, tmp_path / "empty"), (tmp_path / "empty", run)):
             assert UNREADABLE == call("diff", *pair)[0]
 
-    def test_what_was_passed_over_of_a_run_is_said(self, call, run, tmp_path):
+    def test_what_was_passed_over_of_a_run_is_said(self, run, tmp_path):
         """Numbers of half a log are no others' fault; programs hear of it, too, and of which run it is."""
         other = write(tmp_path / "ucm-s-1.jsonl", ended("r1"), ended("r2", v=9))
         _, out, err = call("diff", run, other, "--json")
@@ -229,7 +221,7 @@ class TestDiff:
 
 
 class TestTimeline:
-    def test_both_forms_are_written_and_named(self, call, run, tmp_path):
+    def test_both_forms_are_written_and_named(self, run, tmp_path):
         """What was written is said."""
         page, events = tmp_path / "t.html", tmp_path / "t.json"
         code, out, _ = call(
@@ -239,7 +231,7 @@ class TestTimeline:
         assert page.read_text().startswith("<!doctype html>")
         assert json.loads(events.read_text())["traceEvents"]
 
-    def test_one_request_can_be_drawn_alone(self, call, run, tmp_path):
+    def test_one_request_can_be_drawn_alone(self, run, tmp_path):
         """Bars of other requests are left out."""
         arguments = (
             "-o",
@@ -252,18 +244,18 @@ class TestTimeline:
         )
         assert 2 == json.loads(call("timeline", *arguments)[1])["bars"]
 
-    def test_what_is_left_out_is_said(self, call, run, tmp_path):
+    def test_what_is_left_out_is_said(self, run, tmp_path):
         """A drawing of the newest says how much is older."""
         arguments = ("-o", tmp_path / "t.html", "--log", run, "--limit", "1")
         code, _, err = call("timeline", *arguments)
         assert (0, True) == (code, "2 older request(s) were left out" in err)
 
-    def test_without_a_file_it_is_a_wrong_call(self, call, run):
+    def test_without_a_file_it_is_a_wrong_call(self, run):
         """The page would fill a terminal."""
         assert USAGE == call("timeline", "--log", run)[0]
 
     @pytest.mark.parametrize("option", ["-o", "--perfetto"])
-    def test_file_that_cannot_be_written_is_named(self, call, run, tmp_path, option):
+    def test_file_that_cannot_be_written_is_named(self, run, tmp_path, option):
         """A full disk names no file by itself; one line says which, without an errno."""
         told = [
             call("timeline", option, path, "--log", run)
@@ -291,9 +283,7 @@ def over(command, path):
 
 
 @pytest.mark.parametrize("command", [("stats",), ("why",), ("show", "r2")])
-def test_what_could_not_be_read_is_said_where_nothing_was_found(
-    call, tmp_path, command
-):
+def test_what_could_not_be_read_is_said_where_nothing_was_found(tmp_path, command):
     """A log of another release, or of another user, is one; it may have what was looked for."""
     write(tmp_path / "ucm-scheduler-1.jsonl", ended("r2", v=9))
     if command == ("show", "r2"):
@@ -305,7 +295,7 @@ def test_what_could_not_be_read_is_said_where_nothing_was_found(
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 class TestBadInput:
-    def test_what_is_missing_is_one_line(self, call, tmp_path, command):
+    def test_what_is_missing_is_one_line(self, tmp_path, command):
         """Missing, empty and foreign: a line, a code, no traceback."""
         foreign = tmp_path / "foreign"
         foreign.write_bytes(b"\x7fELF\x00\xff" * 1000)
@@ -314,7 +304,7 @@ class TestBadInput:
             assert (UNREADABLE, "", 1) == (code, out, err.count("\n"))
             assert err.startswith("ucm: ")
 
-    def test_what_a_terminal_would_obey_is_not_printed(self, call, tmp_path, command):
+    def test_what_a_terminal_would_obey_is_not_printed(self, tmp_path, command):
         """Escape sequences, markup and turned text of a log are shown, not obeyed."""
         evil = "r\x1b]0;owned\x07\x9b31m[red]\u202e\r"
         log = write(
@@ -337,7 +327,7 @@ class TestBadInput:
         max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
     )
     @given(data=st.data())
-    def test_whatever_is_in_a_file_is_answered(self, call, tmp_path, command, data):
+    def test_whatever_is_in_a_file_is_answered(self, tmp_path, command, data):
         """Damaged lines of ours and bytes of anybody's end in an answer or one line."""
         value = st.recursive(
             st.none() | st.integers() | st.floats() | st.text() | st.booleans(),
