@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import gpu_engine_side
 from benchmarks.compiled import compiled
-from benchmarks.decode import AT_END, EACH_BLOCK, NEVER
+from benchmarks.decode import AT_END, EACH_BLOCK, NEVER, p99
 from benchmarks.decode_side import PHASES
 from benchmarks.gpu_engine_side import MODELS
 from benchmarks.harness import Figure, Scale, Told, main
@@ -154,17 +154,13 @@ def _steps(case: str, name: str, runs: list[Any]) -> Iterator[Figure]:
         if any(values):
             yield Figure.over(case, f"{name}, {part}", "ms", values)
     for part, what in (("step", "step, p99"), ("waited", "lock, p99")):
-        values = [1e3 * _p99(run["steps"].get(part) or [0.0]) for run in runs]
+        values = [1e3 * p99(run["steps"].get(part) or [0.0]) for run in runs]
         if any(values):
             target = "<= 1" if part == "waited" and name.startswith("ucm") else ""
             yield Figure.over(case, f"{name}, {what}", "ms", values, target)
     values = [1e3 * run["cpu"] / run["num_steps"] for run in runs]
     if any(values):
         yield Figure.over(case, f"{name}, CPU per step", "ms", values)
-
-
-def _p99(values: list[float]) -> float:
-    return sorted(values)[len(values) * 99 // 100]
 
 
 def _ratios(case: str, name: str, runs: list[Any], others: list[Any]) -> Told:

@@ -41,11 +41,6 @@ class BlockPool:
         """Blocks that somebody has."""
         return self.num_blocks - 1 - len(self._free)
 
-    @property
-    def num_cached(self) -> int:
-        """Blocks that a prefix could hit."""
-        return len(self._cached)
-
     def num_free_among(self, blocks: Iterable[int]) -> int:
         """Return how many of *blocks* nobody has."""
         return sum(block in self._free for block in blocks)
