@@ -248,7 +248,7 @@ DOCTOR = (
         why="A file that is imported again displaces what it brought before.",
         file="ucm/stores/moving.py",
         find="    ahead = -((moment - now_ns) // _SECOND_NS) * _SECOND_NS\n",
-        replace="    ahead = now_ns - moment - now_ns % _SECOND_NS\n",
+        replace="    ahead = (wall_ns or now_ns) - moment\n",
         killers=(f"{_MOVES}::test_second_import_displaces_nothing_of_the_first",),
     ),
     Mutant(
