@@ -39,7 +39,7 @@ BROAD_HANDLERS: dict[str, int] = {
 }
 """Supervision points: file to number of handlers that may catch every error."""
 
-HEAVY = {"anyio", "lmdb", "structlog", "torch", "torch_npu", "vllm"}
+HEAVY = {"anyio", "structlog", "torch", "torch_npu", "vllm"}
 """What ``import ucm`` must not bring in."""
 
 DOORS = {
