@@ -18,6 +18,32 @@ _OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
     Mutant(
+        name="load_begins_parts_as_long_as_there_are_some",
+        why="Behind a slow store SGLang flushes for longer than 10 s, and ends itself.",
+        file=_HICACHE,
+        find=" or not (seconds := left(until)):",
+        replace=" or not (seconds := self.pages.limit):",
+        killers=(
+            f"{_OF_HICACHE}::test_load_in_parts_begins_none_once_its_time_is_over",
+        ),
+    ),
+    Mutant(
+        name="tier_is_waited_for_as_long_as_a_setting_says",
+        why="SGLang that flushes ends itself behind 10 s, as a look-up goes on.",
+        file=_PAGES,
+        find="timeout = min(self._fetch_limit, left(until) / 2)",
+        replace="timeout = min(self._fetch_limit, until)",
+        killers=(f"{_OF_STATES}::test_look_up_waits_for_no_more_than_sglang_gives_it",),
+    ),
+    Mutant(
+        name="each_question_to_the_slab_has_all_the_time",
+        why="SGLang that flushes ends itself behind 10 s, as a look-up goes on.",
+        file=_PAGES,
+        find="first = self._pool.contains(asked, timeout=left(until))",
+        replace="first = self._pool.contains(asked, timeout=self.limit)",
+        killers=(f"{_OF_STATES}::test_look_up_waits_for_no_more_than_sglang_gives_it",),
+    ),
+    Mutant(
         name="tiers_are_asked_for_the_last_state_alone",
         why="Prompts that begin alike are computed on the next machine, though a state is there.",
         file=_PAGES,
@@ -234,8 +260,8 @@ SGLANG = (
         name="load_is_cut_to_what_has_room",
         why="Of a prompt with windows SGLang takes all or nothing: a long one is never found.",
         file=_HICACHE,
-        find="            if loaded < min(at + most, len(keys)):\n",
-        replace="            if loaded:\n",
+        find="            if loaded < at or not",
+        replace="            if at or not",
         killers=(
             (
                 f"{_OF_HICACHE}::"
@@ -247,8 +273,8 @@ SGLANG = (
         name="load_goes_on_behind_a_hole",
         why="What is loaded behind it counts for the page that is missing.",
         file=_HICACHE,
-        find="            if loaded < min(at + most, len(keys)):\n",
-        replace="            if not loaded:\n",
+        find="            if loaded < at or not",
+        replace="            if loaded < min(at, 1) or not",
         killers=(
             f"{_OF_HICACHE}::test_pages_behind_a_part_that_is_not_whole_are_not_loaded",
         ),
@@ -296,15 +322,15 @@ SGLANG = (
         name="window_behind_the_prefix",
         why="More is found than there are pages of all tokens.",
         file=_HICACHE,
-        find="kind.pages.are_stored(keys[:most])",
-        replace="kind.pages.are_stored(keys)",
+        find="kind.pages.are_stored(keys[:most], ",
+        replace="kind.pages.are_stored(keys, ",
         killers=(f"{_OF_HICACHE}::test_window_behind_the_last_page_is_no_hit",),
     ),
     Mutant(
         name="windows_left_to_the_slab",
         why="A window that a tier has is computed, and the prefix before it for nothing.",
         file=_HICACHE,
-        find="kind.pages.num_stored(keys[max(0, most - size) : most])  # tiers, too\n",
+        find="kind.pages.num_stored(keys[max(0, most - size) : most], until)  # tiers\n",
         replace="pass\n",
         killers=(
             (

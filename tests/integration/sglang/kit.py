@@ -27,6 +27,8 @@ class Kit:
         self.model.mkdir()
         (self.model / "config.json").write_text("{}")
         self.slab = root / "slab"
+        self.longest: float | None = None
+        """Seconds of a call of a storage, if not as many as it has."""
         self._root = root
         self._opened = opened
         self._count = 0
@@ -68,7 +70,9 @@ class Kit:
     ) -> Any:
         """Return a storage with a host pool, as SGLang makes it."""
         modules = self.installed(**more.pop("args", {}))
-        modules.hicache._LONGEST_S = more.pop("longest", modules.hicache._LONGEST_S)
+        longest = more.pop("longest", self.longest)
+        if longest is not None:
+            modules.hicache._LONGEST_S = longest
         extra = {"backend_name": "x", "interface_v1": 1, **self.settings(**more)}
         config = types.SimpleNamespace(tp_rank=0, tp_size=1, extra_config=extra)
         storage = modules.hicache.Storage(config, {})

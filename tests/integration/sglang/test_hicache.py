@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-81: SGLang's storage, asked in the order in which SGLang asks."""
 
+import math
 import os
 import types
 
 import pytest
 import torch
 
+from tests.clocks import AdvancingThreads
 from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import content_of, hashes
 from tests.integration.sglang.kit import Kit
 from tests.stores.slab_kit import Child
 from ucm.errors import ConfigError
+from ucm.integration.sglang import pages as pages_module
 from ucm.testing.slab_damage import Damage, damage, stored
 
 LAYOUTS = ("layer_first", "page_first_direct")
@@ -102,6 +105,29 @@ def test_pages_behind_a_part_that_is_not_whole_are_not_loaded(kit: Kit) -> None:
     got = storage.batch_get_v1(names, slots(list(range(8, 14))))
     assert [True] * 3 + [False] * 3 == got
     for page in (11, 12, 13):
+        assert 0 == int(storage.mem_pool_host.page(page).count_nonzero())
+
+
+class SlowClock(AdvancingThreads):
+    """A clock that is three seconds later each time that somebody looks."""
+
+    def _monotonic(self) -> float:
+        self.advance(3.0)
+        return self._ahead
+
+
+def test_load_in_parts_begins_none_once_its_time_is_over(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-81: SGLang flushes while one goes on that nobody wants, and ends itself behind 10 s."""
+    names, pages = hashes(6), list(range(6))
+    storage = kit.storage(stage_bytes=pools.PAGE_BYTES)
+    fill(storage, names, pages)
+    assert [True] * 6 == storage.batch_set_v1(names, slots(pages))
+    monkeypatch.setattr(pages_module, "SYSTEM", SlowClock())
+    got = storage.batch_get_v1(names, slots(list(range(8, 14))))
+    assert [True] * 2 + [False] * 4 == got
+    for page in (10, 11, 12, 13):
         assert 0 == int(storage.mem_pool_host.page(page).count_nonzero())
 
 
@@ -343,5 +369,5 @@ def test_weights_in_doubt_end_the_reuse_of_windows(kit: Kit) -> None:
     world = Windows(kit)
     world.save(names, names)
     fake.SchedulerWeightUpdaterManager().update_weights_from_disk()
-    assert [False] * 3 == world.storage._kinds["swa"].pages.are_stored(names)
+    assert [False] * 3 == world.storage._kinds["swa"].pages.are_stored(names, math.inf)
     assert 0 == world.found(names, 1).kv_hit_pages

@@ -6,12 +6,14 @@ import functools
 import pytest
 import torch
 
+from tests.clocks import AdvancingThreads
 from tests.integration.sglang import fake, pools
 from tests.integration.sglang.fake import hashes
 from tests.integration.sglang.kit import Kit
 from tests.integration.sglang.test_hicache import fill, slots
 from tests.integration.sglang.test_tiers import Machines, fetched, pages_of
 from ucm.errors import ConfigError
+from ucm.integration.sglang import pages as pages_module
 from ucm.integration.sglang.engine import host_rows, named, parts_of
 from ucm.testing.slab_damage import Damage, damage, drop, stored
 
@@ -189,6 +191,42 @@ def test_shape_and_dtype_of_every_part_are_in_the_key(kit: Kit) -> None:
     assert digests[0] == digest(pools.MambaPoolHost())
 
 
+@pytest.mark.parametrize(
+    ("fetch", "first", "then"),
+    [(60.0, [4.0], [4.0, 2.0, 2.0, 0.0]), (0.5, [0.5], [0.5, 0.5, 7.0, 0.0])],
+)
+def test_look_up_waits_for_no_more_than_sglang_gives_it(
+    kit: Kit,
+    monkeypatch: pytest.MonkeyPatch,
+    fetch: float,
+    first: list[float],
+    then: list[float],
+) -> None:
+    """R-81: SGLang flushes while one goes on that nobody wants, and ends itself behind 10 s;
+    whatever is asked of tiers leaves time for what follows."""
+    names, clock = hashes(6), AdvancingThreads()
+    clock.monotonic = lambda: clock._ahead  # it goes on when it is told to
+    world = States(kit, timeout={"fetch": fetch})
+    world.save(names, names[5:])
+    monkeypatch.setattr(pages_module, "SYSTEM", clock)
+    waits = []
+
+    def ask(question, keys, *, timeout):
+        waits.append(timeout)
+        clock.advance(timeout)
+        return question(keys, timeout=60.0)
+
+    for kind in world.storage._kinds.values():
+        pool = kind.pages._pool
+        for name in ("prefetch", "contains"):
+            monkeypatch.setattr(pool, name, functools.partial(ask, getattr(pool, name)))
+    assert 5 == world.storage.batch_exists(names[:5])
+    assert first == waits
+    waits.clear()
+    assert [6] == world.found(names).restorable_prefix_pages
+    assert then == waits
+
+
 @pytest.mark.slow
 def test_states_are_what_a_tier_has(kit: Kit, machines: Machines) -> None:
     """R-81, R-53: the last one comes with the pages, from as far behind them as is looked."""
@@ -220,7 +258,7 @@ def test_tier_that_does_not_answer_is_asked_for_one_state(
     pool, asked = world.storage._kinds["mamba"].pages._pool, []
     prefetch = pool.prefetch
 
-    def prefetch_late(keys: list[bytes]) -> object:
+    def prefetch_late(keys: list[bytes], timeout: float) -> object:
         asked.append(keys)
         return prefetch(keys, timeout=0)
 

@@ -10,6 +10,7 @@ Threading: SGLang's threads, of which one asks, one loads and one saves.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -24,7 +25,7 @@ from sglang.srt.runtime_context import get_server_args
 
 from ucm.errors import DeviceTimeoutError
 from ucm.integration.sglang.engine import Theirs, check, host_rows, parts_of, refuse
-from ucm.integration.sglang.pages import Pages
+from ucm.integration.sglang.pages import Pages, left, within
 
 __all__ = ["Storage"]
 
@@ -32,9 +33,9 @@ _THEIRS: Final = ("backend_name", "module_path", "class_name", "interface_v1")
 _KINDS: Final = (PoolName.KV, PoolName.SWA, PoolName.MAMBA)
 """What is known of: pages of all tokens, pages of a window, and recurrent states."""
 _LONGEST_S: Final = 8.0
-"""Of a save or load. SGLang flushes and detaches nothing while it waits for one, and gives a
-thread that is within one 10 s to end; a load that nobody wants any more it does not wait for,
-and behind those 10 s it ends itself."""
+"""Of a call that looks up or loads, and of each part of a save. SGLang flushes and detaches nothing
+while it waits for a save; for a look-up or load that nobody wants any more it does not wait. It gives
+a thread that is within one 10 s to end, and behind those it ends itself."""
 
 
 class _Kind:
@@ -54,19 +55,28 @@ class _Kind:
         self._rows = rows
         self._page_tokens = page_tokens
 
-    def load(self, keys: Sequence[str], host_indices: torch.Tensor) -> list[bool]:
-        """Load pages, so many at a time as have room; False from the first that is not there."""
+    def load(
+        self, keys: Sequence[str], host_indices: torch.Tensor, *, until: float
+    ) -> list[bool]:
+        """
+        Load pages, so many at a time as have room.
+
+        False from the first on that is not there, or that had not begun by *until*.
+        """
         target, most, loaded = self._page_ids(host_indices), self.pages.room, 0
         for at in range(0, len(keys), most):
-            loaded += self._load_some(keys[at : at + most], target[at : at + most])
-            if loaded < min(at + most, len(keys)):
+            if loaded < at or not (seconds := left(until)):
                 break
+            some = slice(at, at + most)
+            loaded += self._load_some(keys[some], target[some], seconds)
         return [at < loaded for at in range(len(keys))]
 
-    def _load_some(self, keys: Sequence[str], page_ids: Sequence[int]) -> int:
+    def _load_some(
+        self, keys: Sequence[str], page_ids: Sequence[int], seconds: float
+    ) -> int:
         """Load pages for which there is room; return how many, from the first on."""
         pages = self.pages
-        leading = pages.stage(keys, pages.limit)
+        leading = pages.stage(keys, min(pages.limit, seconds))
         found = pages.keys_of(keys[:leading])
         if not (slots := pages.staged.hold(found)):
             return 0
@@ -150,8 +160,11 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
 
     def batch_exists(self, keys: Sequence[str], extra_info: object = None) -> int:
         """Return how many pages, from the first on, are stored."""
+        return self._num_stored(keys, within(_LONGEST_S))
+
+    def _num_stored(self, keys: Sequence[str], until: float) -> int:
         kind = self._kinds.get(PoolName.KV)
-        return 0 if kind is None else kind.pages.num_stored(keys)
+        return 0 if kind is None else kind.pages.num_stored(keys, until)
 
     def batch_exists_v2(
         self,
@@ -165,7 +178,8 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         Of a window as many pages as a transfer has keys, or all that there are before; of
         states the last one, which tiers may have somewhat before the last page.
         """
-        most = self.batch_exists(keys)
+        until = within(_LONGEST_S)
+        most = self._num_stored(keys, until)
         hits, ends = {PoolName.KV: most}, list(range(1, most + 1))
         for transfer in pool_transfers or ():
             kind = self._kinds.get(transfer.name)
@@ -173,10 +187,10 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
                 return PoolTransferResult.empty()
             size = max(1, len(transfer.keys or ()))
             if size == 1:
-                kind.pages.bring_last(keys[:most])
+                kind.pages.bring_last(keys[:most], until)
             else:
-                kind.pages.num_stored(keys[max(0, most - size) : most])  # tiers, too
-            held = _ends_of_windows(kind.pages.are_stored(keys[:most]), size)
+                kind.pages.num_stored(keys[max(0, most - size) : most], until)  # tiers
+            held = _ends_of_windows(kind.pages.are_stored(keys[:most], until), size)
             hits[transfer.name] = max(held, default=0)
             ends = [end for end in ends if end in held]
         return PoolTransferResult(max(ends, default=0), hits, ends)
@@ -185,14 +199,16 @@ class Storage(HiCacheStorage):  # type: ignore[misc] # SGLang is not typed
         self, keys: Sequence[str], host_indices: torch.Tensor, extra_info: object = None
     ) -> list[bool]:
         """Load pages; False from the first on that is not there."""
-        return self._move(_Kind.load, PoolName.KV, keys, host_indices)
+        load = functools.partial(_Kind.load, until=within(_LONGEST_S))
+        return self._move(load, PoolName.KV, keys, host_indices)
 
     def batch_get_v2(
         self, transfers: Sequence[Theirs], extra_info: object = None
     ) -> dict[str, list[bool]]:
         """Load pages of each kind likewise."""
+        load = functools.partial(_Kind.load, until=within(_LONGEST_S))
         return {
-            each.name: self._move(_Kind.load, each.name, each.keys, each.host_indices)
+            each.name: self._move(load, each.name, each.keys, each.host_indices)
             for each in transfers
         }
 

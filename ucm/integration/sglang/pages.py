@@ -20,6 +20,7 @@ import attrs
 import torch
 
 from ucm import blocking
+from ucm.cache.fetches import Fetched
 from ucm.cache.staged import Staged
 from ucm.cache.sync import Save
 from ucm.configuration.sources import load
@@ -27,8 +28,9 @@ from ucm.errors import UCMError
 from ucm.integration.sglang.engine import Doubt, Theirs, are_replicas, named, refuse
 from ucm.reasons import Reason
 from ucm.settings import read_size
+from ucm.threads import SYSTEM
 
-__all__ = ["Pages"]
+__all__ = ["Pages", "left", "within"]
 
 _STAGE_BYTES: Final = "1GiB"
 _LOOKS: Final = 4
@@ -79,6 +81,7 @@ class Pages:
         }
         self.limit = config.timeout.load
         """Seconds that a load may take."""
+        self._fetch_limit = limits.fetch
         self.slots = list(memory.values())
         """What is staged, row by row."""
         self._doubt = Doubt.of_process()
@@ -109,16 +112,21 @@ class Pages:
                 return self._pool.save(keys, blocks, wait_for_room=wait_for_room)
         return None
 
-    def num_stored(self, hashes: Sequence[str]) -> int:
+    def num_stored(self, hashes: Sequence[str], until: float) -> int:
         """Return how many pages, from the first on, are stored, tiers asked; any thread."""
         with contextlib.suppress(UCMError):
             if hashes and not self._doubt.is_set:
-                fetched = self._pool.prefetch(self.keys_of(hashes))
-                fetched.give_up()  # another cache loads it; it was used just now
-                return self.whole(fetched.found)
+                return self.whole(self._fetched(hashes, until).found)
         return 0
 
-    def bring_last(self, hashes: Sequence[str]) -> None:
+    def _fetched(self, hashes: Sequence[str], until: float) -> Fetched:
+        """Have tiers asked, for half of the time that is left at most: others follow."""
+        timeout = min(self._fetch_limit, left(until) / 2)
+        fetched = self._pool.prefetch(self.keys_of(hashes), timeout=timeout)
+        fetched.give_up()  # another cache loads it; it was used just now
+        return fetched
+
+    def bring_last(self, hashes: Sequence[str], until: float) -> None:
         """
         Have tiers bring the last of these pages that they have, if it is among the last four.
 
@@ -129,21 +137,21 @@ class Pages:
             for each in reversed(hashes[-_LOOKS:]):
                 if self._doubt.is_set:
                     break
-                fetched = self._pool.prefetch(self.keys_of([each]))
-                fetched.give_up()  # as above
-                if fetched.reason is not Reason.ABSENT:
+                if self._fetched([each], until).reason is not Reason.ABSENT:
                     break
 
-    def are_stored(self, hashes: Sequence[str]) -> list[bool]:
+    def are_stored(self, hashes: Sequence[str], until: float) -> list[bool]:
         """Return of each page whether the slab has it; any thread."""
         with contextlib.suppress(UCMError):
             if hashes and not self._doubt.is_set:
-                first = self._pool.contains(self.keys_of(hashes, parts=1))
+                asked = self.keys_of(hashes, parts=1)
+                first = self._pool.contains(asked, timeout=left(until))
                 if self._parts == 1 or not any(first):
                     return first
                 # Of many tokens few have a state: the others are asked for one part alone.
                 some = list(itertools.compress(hashes, first))
-                parts = iter(self._pool.contains(self.keys_of(some)))
+                asked = self.keys_of(some)
+                parts = iter(self._pool.contains(asked, timeout=left(until)))
                 are_whole = map(all, zip(*[parts] * self._parts, strict=True))
                 whole = set(itertools.compress(some, are_whole))
                 return [each in whole for each in hashes]
@@ -178,3 +186,13 @@ class Pages:
     def close(self) -> None:
         """Drain for ``timeout.shutdown``, and let go of all. Idempotent."""
         self._opened.close()
+
+
+def within(seconds: float) -> float:
+    """Return when so many seconds are over, for ``left``."""
+    return SYSTEM.monotonic() + seconds
+
+
+def left(until: float) -> float:
+    """Return how many seconds are left."""
+    return max(until - SYSTEM.monotonic(), 0.0)
