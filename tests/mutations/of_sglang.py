@@ -18,6 +18,14 @@ _OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
     Mutant(
+        name="what_computes_otherwise_is_in_no_key",
+        why="An engine loads what another one's hooks have made of the same weights.",
+        file=_ENGINE,
+        find="for name in _COUNTED_IF_SET\n",
+        replace="for name in _COUNTED_IF_SET[:1]\n",
+        killers=(f"{_OF_ENGINE}::test_whatever_decides_bytes_is_in_the_key",),
+    ),
+    Mutant(
         name="load_begins_parts_as_long_as_there_are_some",
         why="Behind a slow store SGLang flushes for longer than 10 s, and ends itself.",
         file=_HICACHE,

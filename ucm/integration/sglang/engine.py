@@ -83,6 +83,12 @@ _COUNTED: Final = (
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
+_COUNTED_IF_SET: Final = (
+    "enable_tf32_matmul",
+    "forward_hooks",
+    "kt_max_deferred_experts_per_token",
+)
+"""Likewise; engines where none of them is set have the keys that they had before these counted."""
 _ELSEWHERE: Final[Mapping[str, tuple[object, ...]]] = {
     "decrypted_config_file": (None,),
     "kt_weight_path": (None,),
@@ -271,6 +277,11 @@ def named(
         engine=f"sglang {_RELEASE}",
         parallel=f"tp={num_ranks}",
         settings={name: str(setting(args, name)) for name in _COUNTED}
+        | {
+            name: str(value)
+            for name in _COUNTED_IF_SET
+            if (value := setting(args, name))
+        }
         | {
             "pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()],
             "parts": parts,
