@@ -18,6 +18,22 @@ _OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
     Mutant(
+        name="check_of_weights_makes_new_ones_known",
+        why="Pages of weights that were written over are loaded, as somebody has looked at them.",
+        file=_ENGINE,
+        find="                    found.is_set = before",
+        replace="                    found.is_set = not recv_req.action",
+        killers=(f"{_OF_HICACHE}::test_weights_that_are_read_stay_those_of_the_keys",),
+    ),
+    Mutant(
+        name="weights_that_are_reset_are_the_same",
+        why="Pages of weights that were written over are loaded.",
+        file=_ENGINE,
+        find="if recv_req.action in _READS:",
+        replace="if recv_req.action:",
+        killers=(f"{_OF_HICACHE}::test_weights_that_are_read_stay_those_of_the_keys",),
+    ),
+    Mutant(
         name="what_computes_otherwise_is_in_no_key",
         why="An engine loads what another one's hooks have made of the same weights.",
         file=_ENGINE,

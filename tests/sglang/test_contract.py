@@ -12,6 +12,7 @@ from ucm.integration.sglang.engine import (
     _COUNTED,
     _COUNTED_IF_SET,
     _ELSEWHERE,
+    _READS,
     _TAKEN,
 )
 
@@ -80,6 +81,14 @@ def test_everything_that_writes_weights_asks_for_its_runners_first() -> None:
     assert 6 == len(writers)
     for each in writers:
         assert "self._select_runners(" in ast.unparse(each), each.name
+    checker = class_of("WeightChecker", "sglang/srt/utils/weight_checker.py")
+    (handle,) = (one for one in checker.body if getattr(one, "name", "") == "handle")
+    actions = {
+        node.comparators[0].value
+        for node in ast.walk(handle)
+        if isinstance(node, ast.Compare)
+    }
+    assert {*_READS, "reset_tensors"} == actions
 
 
 def test_threads_of_a_storage_get_the_time_that_the_door_takes_them_for() -> None:

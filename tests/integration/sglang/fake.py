@@ -117,6 +117,10 @@ class SchedulerWeightUpdaterManager:
     def _select_runners(self, selector="all"):
         return [("target", selector)]
 
+    def check_weights(self, recv_req):
+        """Read them, or write zeros."""
+        return recv_req.action, self._select_runners()
+
     def update_weights_from_disk(self):
         """Write them."""
         return self._select_runners()
@@ -236,7 +240,8 @@ def installed(
     (info / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n"
     )
-    select = SchedulerWeightUpdaterManager._select_runners
+    updater = SchedulerWeightUpdaterManager
+    select, check = updater._select_runners, updater.check_weights
     sys.path.insert(0, str(site))
     doors = "ucm.integration.sglang"
     fresh = ("sglang", f"{doors}.linker", f"{doors}.hicache")
@@ -255,7 +260,7 @@ def installed(
         )
     finally:
         sys.path.remove(str(site))
-        SchedulerWeightUpdaterManager._select_runners = select
+        updater._select_runners, updater.check_weights = select, check
         for name in [name for name in sys.modules if name.startswith(fresh)]:
             del sys.modules[name]
 

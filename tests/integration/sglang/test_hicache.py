@@ -191,6 +191,25 @@ def test_weights_that_may_have_changed_end_all_reuse(kit: Kit) -> None:
     assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
 
 
+@pytest.mark.parametrize(
+    ("action", "found"),
+    [("checksum", 2), ("compare", 2), ("snapshot", 2), ("reset_tensors", 0)],
+)
+def test_weights_that_are_read_stay_those_of_the_keys(
+    kit: Kit, action: str, found: int
+) -> None:
+    """R-81: SGLang's check of weights reads them, or resets them; behind new ones it proves nothing."""
+    names, updater = hashes(2), fake.SchedulerWeightUpdaterManager()
+    asked = types.SimpleNamespace(action=action)
+    storage = kit.storage()
+    assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
+    assert (action, [("target", "all")]) == updater.check_weights(asked)
+    assert found == storage.batch_exists(names)
+    updater.update_weights_from_disk()
+    updater.check_weights(asked)
+    assert 0 == storage.batch_exists(names)
+
+
 def test_storages_that_come_and_go_listen_once(kit: Kit) -> None:
     """R-81: SGLang attaches one as often as it is told, and each call to it would be deeper."""
     kit.storage().close()

@@ -101,6 +101,8 @@ _HOST_POOLS: Final = ("MHATokenToKVPoolHost", "MLATokenToKVPoolHost")
 _STATES: Final = "MambaPoolHost"
 _LISTENS: Final = "ucm_doubt"
 """Attribute of what stands in for SGLang's own, once in a process."""
+_READS: Final = ("checksum", "compare", "snapshot")
+"""What SGLang is asked for by who checks weights and changes none."""
 _SAME_FILES: Final = ("auto", "safetensors", "fastsafetensors")
 _FROM_DIRECTORY: Final = (*_SAME_FILES, "pt", "mistral")
 """Formats of a model's own directory; the first ones read the same files of it."""
@@ -295,7 +297,7 @@ class Doubt:
     Whether the engine's weights may be others than those that keys name.
 
     All that writes weights in SGLang first asks which runners to write to, and that is
-    listened to. Nothing tells when all is as before, so it stays, also for a cache that is
+    listened to; so does what only reads them, which is told apart. Nothing tells when all is as before, so it stays, also for a cache that is
     attached later: what its keys name is what the engine began with.
     """
 
@@ -318,6 +320,17 @@ class Doubt:
             found.is_set = True
             return asked(*args, **kwargs)
 
+        checks: Callable[..., Theirs] = updater.check_weights
+
+        def check_weights(manager: Theirs, recv_req: Theirs) -> Theirs:
+            before = found.is_set
+            try:
+                return checks(manager, recv_req)
+            finally:
+                if recv_req.action in _READS:
+                    found.is_set = before
+
+        updater.check_weights = check_weights
         vars(select_runners)[_LISTENS] = found
         updater._select_runners = select_runners  # noqa: SLF001 - likewise
         return found
