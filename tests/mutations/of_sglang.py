@@ -18,6 +18,14 @@ _OF_STATES = "tests/integration/sglang/test_states.py"
 
 SGLANG = (
     Mutant(
+        name="path_of_sglangs_files_is_a_setting_of_ours",
+        why="SGLang with --file-storage-path does not start: there is no such setting.",
+        file=_HICACHE,
+        find='    "file_storage_path",  #',
+        replace="    #",
+        killers=(f"{_OF_HICACHE}::test_flag_of_sglangs_own_files_is_none_of_ours",),
+    ),
+    Mutant(
         name="check_of_weights_makes_new_ones_known",
         why="Pages of weights that were written over are loaded, as somebody has looked at them.",
         file=_ENGINE,

@@ -257,6 +257,13 @@ def test_storage_that_has_refused_a_model_serves_nothing(kit: Kit) -> None:
     assert [False] * 2 == storage.batch_set_v1(hashes(2, 3), slots([1, 2]))
 
 
+def test_flag_of_sglangs_own_files_is_none_of_ours(kit: Kit) -> None:
+    """R-81: SGLang adds ``--file-storage-path`` to the configuration of any storage."""
+    names = hashes(2)
+    storage = kit.storage(file_storage_path="/elsewhere")
+    assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
+
+
 def test_what_is_not_taken_is_refused_by_name(kit: Kit) -> None:
     """R-81: other interfaces, orders of pages, and pools of other kinds."""
     storage = kit.storage()

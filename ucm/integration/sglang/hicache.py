@@ -29,7 +29,10 @@ from ucm.integration.sglang.pages import Pages, left, within
 
 __all__ = ["Storage"]
 
-_THEIRS: Final = ("backend_name", "module_path", "class_name", "interface_v1")
+_THEIRS: Final = (
+    *("backend_name", "module_path", "class_name", "interface_v1"),
+    "file_storage_path",  # SGLang adds its own flag, whatever the backend
+)
 _KINDS: Final = (PoolName.KV, PoolName.SWA, PoolName.MAMBA)
 """What is known of: pages of all tokens, pages of a window, and recurrent states."""
 _LONGEST_S: Final = 8.0
