@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-81: SGLang's linker, asked in the order in which SGLang asks."""
 
+import pytest
 import torch
 
 from tests.integration.sglang import fake, pools
@@ -147,8 +148,10 @@ def test_closed_linker_finds_and_saves_nothing(kit: Kit) -> None:
     engine.linker.close()
 
 
-def test_weights_that_may_have_changed_end_all_reuse(kit: Kit) -> None:
-    """R-81: from before they are written on, and for good."""
+def test_weights_that_may_have_changed_end_all_reuse(
+    kit: Kit, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R-81: from before they are written on, and for good; the log says so once."""
     engine = kit.engine()
     names = hashes(2)
     assert engine.offload(names, engine.take(2))
@@ -157,3 +160,5 @@ def test_weights_that_may_have_changed_end_all_reuse(kit: Kit) -> None:
     assert [("target", "all")] == updated
     assert [] == engine.linker.lookup("b", [PoolTransfer(names)])
     assert not engine.offload(hashes(1, 3), engine.take(1))
+    fake.SchedulerWeightUpdaterManager().update_weights_from_disk()
+    assert 1 == caplog.text.count("Weights are written")

@@ -10,6 +10,7 @@ Threading: the scheduler's thread; ``Doubt.is_set`` is read on any.
 """
 
 import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -37,6 +38,7 @@ __all__ = [
     "setting",
 ]
 
+_LOG: Final = logging.getLogger("sglang.ucm")
 Theirs: TypeAlias = Any
 """An object of SGLang, which is not typed."""
 _RELEASE: Final = "0.5.23"
@@ -297,12 +299,23 @@ class Doubt:
     Whether the engine's weights may be others than those that keys name.
 
     All that writes weights in SGLang first asks which runners to write to, and that is
-    listened to; so does what only reads them, which is told apart. Nothing tells when all is as before, so it stays, also for a cache that is
-    attached later: what its keys name is what the engine began with.
+    listened to; so does what only reads them, which is told apart. Nothing tells when all is
+    as before, so it stays, also for a cache that is attached later: what its keys name is
+    what the engine began with.
     """
 
     def __init__(self) -> None:
         self.is_set = False
+        self._reads = False
+
+    def _asked(self) -> None:
+        """Take note that somebody is about to write weights, or only to read them."""
+        if not (self._reads or self.is_set):
+            self.is_set = True
+            _LOG.warning(
+                "Weights are written: ucm finds and saves nothing from now on, until the "
+                "server is started anew."
+            )
 
     @classmethod
     def of_process(cls) -> "Doubt":
@@ -317,18 +330,17 @@ class Doubt:
         found = cls()
 
         def select_runners(*args: Theirs, **kwargs: Theirs) -> Theirs:
-            found.is_set = True
+            found._asked()
             return asked(*args, **kwargs)
 
         checks: Callable[..., Theirs] = updater.check_weights
 
         def check_weights(manager: Theirs, recv_req: Theirs) -> Theirs:
-            before = found.is_set
+            found._reads = recv_req.action in _READS
             try:
                 return checks(manager, recv_req)
             finally:
-                if recv_req.action in _READS:
-                    found.is_set = before
+                found._reads = False
 
         updater.check_weights = check_weights
         vars(select_runners)[_LISTENS] = found
