@@ -87,6 +87,28 @@ class TestEvict:
         refusing(monkeypatch, files, errno.ESTALE)
         assert None is share.collect(20, 10)
 
+    @pytest.mark.parametrize("ahead", [40, 10**10])
+    def test_clock_that_was_set_back_leaves_no_block_for_ever(self, tmp_path, ahead):
+        """What was used at a time to come is as old as that is far, however far."""
+        files = fill(tmp_path, 20)
+        for file in files[:3]:
+            os.utime(file, (20 + ahead, 20 + ahead))
+        os.utime(files[10], (24, 24))  # by a clock that is a little ahead
+        walk = Walk(str(tmp_path))
+        assert 6 == walk.evict(140, now_ns=20 * 10**9)
+        assert [*range(6, 20)] == there(files)
+
+    def test_time_that_no_array_takes_is_no_hindrance(self, tmp_path):
+        """Of one such block no walk came to an end, and the share was full for good."""
+        share = Share(tmp_path / "s", touch_s=0, orphan_s=3600, lasting=False)
+        share.claim("tiers.0.path")
+        files = fill(tmp_path / "s" / "blocks", 4)
+        os.utime(files[3], (10**10, 10**10))
+        os.utime(files[2])
+        counted = share.collect(20, 10)
+        assert (1, 3) == (counted.num_blocks, counted.num_evicted)
+        assert [2] == there(files)
+
     def test_strange_directories_are_left_alone(self, tmp_path):
         """R-24: what no writer of ours has made is neither counted nor removed."""
         files = fill(tmp_path, 4)

@@ -13,6 +13,8 @@ _MANY = f"{_MACHINES}::test_share_never_has_more_than_its_capacity"
 _OF_ROOM = "tests/backends/test_files_room.py::TestRoom"
 _SMALL = "tests/backends/test_files_room.py::TestSmallMount"
 _TALLIES = f"{_TESTS}::TestTallies"
+_WALK = "ucm/backends/files/_walk.py"
+_EVICT = "tests/backends/test_files_walk.py::TestEvict"
 _COLLECTING = f"{_TESTS}::TestCollecting"
 
 SHARES = (
@@ -175,6 +177,32 @@ SHARES = (
         replace='where += ""',
         killers=(
             "tests/backends/test_files_names.py::test_processes_of_two_containers_have_two_names",
+        ),
+    ),
+    Mutant(
+        name="blocks_of_a_time_to_come_stay",
+        why="R-51: behind a clock that was set back new blocks go in place of those that nobody reads.",
+        file=_WALK,
+        find="np.argsort(-np.abs(used - now_ns), kind",
+        replace="np.argsort(used - now_ns, kind",
+        killers=(f"{_EVICT}::test_clock_that_was_set_back_leaves_no_block_for_ever",),
+    ),
+    Mutant(
+        name="walk_takes_any_time",
+        why="R-51: one block of the year 2286 has a share be full for good.",
+        file=_WALK,
+        find="return max(0, min(time_ns, _LATEST_NS))",
+        replace="return time_ns",
+        killers=(f"{_EVICT}::test_time_that_no_array_takes_is_no_hindrance",),
+    ),
+    Mutant(
+        name="remains_of_a_time_to_come_stay",
+        why="X-03: behind a clock that was set back what a dead writer has left stays.",
+        file="ucm/backends/files/_share.py",
+        find="age_s = abs(now_s - entry.stat(follow_symlinks=False).st_mtime)",
+        replace="age_s = now_s - entry.stat(follow_symlinks=False).st_mtime",
+        killers=(
+            "tests/backends/test_files.py::TestOrphans::test_old_remains_without_a_living_owner_are_removed",
         ),
     ),
 )

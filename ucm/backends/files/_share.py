@@ -247,14 +247,16 @@ class Share:
             What is left; None if the share could not be read.
         """
         try:
-            num_swept = self.sweep()
+            now_s = self._now()
+            num_swept = self._sweep_all(now_s)
             walk, bound, num_evicted = Walk(self._blocks, alive), None, 0
             if refused_bytes > 0 and not self._takes(refused_bytes):
                 bound = walk.nbytes - walk.nbytes // SPARE
                 most_bytes = min(most_bytes, bound)
                 wanted_bytes = min(wanted_bytes, bound - bound // SPARE)
             if walk.nbytes > most_bytes:
-                num_evicted = walk.evict(wanted_bytes)
+                now_ns = None if now_s is None else int(now_s * 1e9)
+                num_evicted = walk.evict(wanted_bytes, now_ns)
         except OSError:
             return None
         return Collected(walk.num_files, walk.nbytes, num_evicted, num_swept, bound)
@@ -293,11 +295,10 @@ class Share:
         Raises:
             OSError: The share cannot be read.
         """
-        try:
-            now_s = self._now()
-        except OSError as exc:
-            if exc.errno in AWAY:
-                raise
+        return self._sweep_all(self._now())
+
+    def _sweep_all(self, now_s: float | None) -> int:
+        if now_s is None:
             return 0  # a share that is full or read-only is counted, and gets room, all the same
         with contextlib.suppress(FileNotFoundError):
             self._sweep(self.path(ROOM), now_s)
@@ -310,21 +311,27 @@ class Share:
                 continue
             owner = entry.name.partition("_")[0].rpartition(".")[0]
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
-                age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
+                # Of a time to come, where the clock was set back: as old as that is far.
+                age_s = abs(now_s - entry.stat(follow_symlinks=False).st_mtime)
                 if age_s > self._orphan_s and not _is_alive(owner):
                     os.unlink(entry.path)
                     num_swept += 1
         return num_swept
 
-    def _now(self) -> float:
-        """Return the time of the share's own clock, for which it has to take a file."""
+    def _now(self) -> float | None:
+        """Return the time of the share's own clock; None where it takes no file to tell that."""
         probe = self.temporary()
-        fd = os.open(probe, NEW, 0o600)
         try:
-            return os.fstat(fd).st_mtime
-        finally:
-            os.close(fd)
-            os.unlink(probe)
+            fd = os.open(probe, NEW, 0o600)
+            try:
+                return os.fstat(fd).st_mtime
+            finally:
+                os.close(fd)
+                os.unlink(probe)
+        except OSError as exc:
+            if exc.errno in AWAY:
+                raise
+            return None
 
     def temporary(self) -> str:
         """Return where a file may be written before it has its name."""

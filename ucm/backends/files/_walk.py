@@ -32,6 +32,8 @@ _PLACE = re.compile("[0-9a-f]{2}")
 """A directory of blocks, and one of such."""
 _KEY = re.compile("(?:[0-9a-f]{2}){29,85}")
 """A block's file: its packed key in hex. Whatever else lies there is not ours to remove."""
+_LATEST_NS = 1 << 62
+"""In the year 2116: what is later is told as if it were then."""
 
 
 class Walk:
@@ -65,15 +67,20 @@ class Walk:
                 info = entry.stat(follow_symlinks=False)
             except FileNotFoundError:
                 continue
-            self._used.append(info.st_mtime_ns)
+            self._used.append(_kept(info.st_mtime_ns))
             self._sizes.append(info.st_size)
             self._digests.append(_digest(entry.name))
             self._places.append(place)
             self.nbytes += info.st_size
 
-    def evict(self, wanted_bytes: int) -> int:
+    def evict(self, wanted_bytes: int, now_ns: int | None = None) -> int:
         """
         Remove the oldest until the rest has no more than so many bytes; once for a walk.
+
+        Args:
+            wanted_bytes: So many.
+            now_ns: By the share's clock, which may have been set back: what was used at a time
+                to come is as old as that is far. None: nobody knows, and the latest use is now.
 
         Returns:
             How many were removed; what another machine was faster with is none of them.
@@ -81,7 +88,9 @@ class Walk:
         Raises:
             OSError: The mount's server is away.
         """
-        oldest = np.argsort(np.asarray(self._used), kind="stable")
+        used = np.asarray(self._used)
+        now_ns = used.max(initial=0) if now_ns is None else _kept(now_ns)
+        oldest = np.argsort(-np.abs(used - now_ns), kind="stable")
         ends = np.cumsum(np.asarray(self._sizes)[oldest])
         num_evicted = at = done = 0
         while self.nbytes > wanted_bytes and at < len(oldest):
@@ -142,6 +151,11 @@ def entries_of(path: str | Path) -> list[os.DirEntry[str]]:
     """Return what lies in a directory."""
     with os.scandir(path) as entries:  # whatever is raised, nothing is left open
         return list(entries)
+
+
+def _kept(time_ns: int) -> int:
+    """Return a time of a share's as an array and differences have room for it, wherever its clock was."""
+    return max(0, min(time_ns, _LATEST_NS))
 
 
 def _digest(name: str) -> int:
