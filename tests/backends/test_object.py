@@ -207,13 +207,17 @@ class TestService:
     async def test_wrong_credentials_are_refused_without_being_told(
         self, service, tmp_path
     ):
-        """At start, by the setting's name; no secret is in the text."""
+        """At start, by the setting's name and the service's own word, as for a clock that is
+        wrong; no secret is in the text, and no thread is left."""
         options = {"aws_access_key_id": "ucm", "aws_secret_access_key": "hush-hush"}
         options |= {"aws_endpoint": service[1], "aws_region": "us-east-1"}
-        with pytest.raises(ConfigError, match="refuses the credentials") as caught:
+        with pytest.raises(ConfigError, match="SignatureDoesNotMatch") as caught:
             await open_objects(service[1], tmp_path, options=options)
         assert "tiers.0.options" == caught.value.key
+        assert "refuses the credentials" in str(caught.value)
         assert "hush" not in str(caught.value)
+        names = {thread.name for thread in threading.enumerate()}
+        assert "ucm-object" not in names
 
     @pytest.mark.parametrize(
         ("settings", "key"),

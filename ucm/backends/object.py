@@ -15,6 +15,7 @@ A deletion waits for the puts of its object that are under way, so that none lan
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +63,8 @@ _LOOK_S = 0.1
 _PUT_S = 60.0
 """So long a deletion waits for a put; ``client`` may give a request any time."""
 _ERRORS = (BaseError, OSError)
+_CODE = re.compile(r"<Code>(\w{1,64})</Code>", re.ASCII)
+"""What a service says of an error; the rest may have secrets."""
 _PANIC = "PanicException"
 """Of obstore's native code, as at some options: no ``Exception``, and in no module that can be imported."""
 _refusal = partial(
@@ -194,22 +197,19 @@ class ObjectBackend(Backend):
                 raise
             raise _refusal(f"{key}.url", read.url, exc) from None
         backend = cls(store, read.requests)
+        refused, crew = [""], backend._crew
         with anyio.move_on_after(_OPENING_S):
-            await backend._try_credentials(f"{key}.options")
-        return backend
-
-    async def _try_credentials(self, key: str) -> None:
-        try:
-            await obstore.head_async(self._store, "ucm-probe")
-        except (PermissionDeniedError, UnauthenticatedError) as exc:
+            await crew.run(["ucm-probe"], backend._why_refused, refused, leave=True)
+        if refused[0]:
+            await backend.aclose()
             raise ConfigError(
-                key,
+                f"{key}.options",
                 "...",
-                f"the service refuses the credentials ({type(exc).__name__})",
-                "Give those of a user who may read, write and delete objects there.",
-            ) from None
-        except _ERRORS:
-            pass  # nothing there is as it should be; a service that is down may come back
+                f"the service refuses the credentials ({refused[0]})",
+                "Give those of a user who may read, write and delete objects there; "
+                "RequestTimeTooSkewed is of a clock that is wrong, as this machine's may be.",
+            )
+        return backend
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -258,6 +258,17 @@ class ObjectBackend(Backend):
         return told
 
     # On threads of the crew, which end with obstore's timeout, whoever waits for them.
+
+    def _why_refused(self, path: str) -> str:
+        """Return the error of a service that takes the credentials for nobody's, and its own word; else nothing."""
+        try:
+            # Not its head: an answer to that has no words.
+            obstore.get_range(self._store, path, start=0, end=1)
+        except (PermissionDeniedError, UnauthenticatedError) as exc:
+            return ", ".join([type(exc).__name__, *_CODE.findall(str(exc))[:1]])
+        except _ERRORS:
+            pass  # nothing there is as it should be; a service that is down may come back
+        return ""
 
     def _look(self, key: PackedKey) -> Presence:
         try:
