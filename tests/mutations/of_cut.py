@@ -108,7 +108,7 @@ CUT = (
         name="full_share_is_not_collected",
         why="A share without room for one more file never gets any, behind a restart, either.",
         file="ucm/backends/files/_share.py",
-        find="            if exc.errno in AWAY:\n                raise\n            return 0",
+        find="            if exc.errno in AWAY:\n                raise\n            return None",
         replace="            raise",
         killers=(
             f"{_ROOM}::test_share_that_takes_no_file_at_all_is_counted_and_gets_room",
