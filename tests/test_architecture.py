@@ -20,6 +20,7 @@ MAX_LINES = 400
 
 BROAD_HANDLERS: dict[str, int] = {
     "ucm/agent/__main__.py": 1,  # tells what ended the agent
+    "ucm/agent/calls.py": 1,  # hands an error to whoever awaits the call
     "ucm/backends/_crew.py": 1,  # hands an error to whoever awaits the batch
     "ucm/backends/object.py": 1,  # tells a panic of native code as a wrong setting
     "ucm/cache/calls.py": 1,  # tells what a host's own call raised

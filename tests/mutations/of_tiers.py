@@ -43,6 +43,17 @@ TIERS = (
         ),
     ),
     Mutant(
+        name="slab_call_not_waited_for",
+        why="What a verb of the slab returns is lost with who asked, and the slots that it holds.",
+        file="ucm/agent/calls.py",
+        find="with anyio.CancelScope(shield=True):",
+        replace="with anyio.CancelScope():",
+        killers=(
+            "tests/agent/test_calls.py::TestThreadCalls::"
+            "test_call_that_has_begun_is_waited_for_when_cancelled",
+        ),
+    ),
+    Mutant(
         name="tier_ended_before_it_gives_up",
         why="A cluster's silent server is asked for ever: each call is ended before it is found out.",
         file="ucm/agent/node.py",

@@ -6,13 +6,17 @@ A tier's call has a deadline: however large its blocks are, a call is of so many
 that a slow drive or network can be through with it. Nor does the loop go through very many blocks without a turn for others.
 """
 
+import asyncio
+import contextlib
 import itertools
+import weakref
 from collections.abc import Callable, Iterable
-from typing import Final, Generic, Protocol, TypeVar
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from ucm.backends.abc import BackendCapabilities
 
@@ -32,6 +36,8 @@ _IN_TURN: Final = 1 << 10
 """Blocks that the loop goes through before others have their turn."""
 
 _T = TypeVar("_T")
+_Future: TypeAlias = asyncio.Future[tuple[object, BaseException | None]]
+_Call: TypeAlias = tuple[Callable[[], object], _Future]
 
 
 def blocks_per_call(can: BackendCapabilities, nbytes: int) -> int:
@@ -87,15 +93,55 @@ class ThreadCalls:
     Carries blocking calls out on threads, so many at a time.
 
     A call that has begun is waited for, whatever becomes of who asked for it: what it
-    holds is given back by what comes behind it.
+    holds is given back by what comes behind it. Threads end with this object.
 
     Args:
         num_threads: At most.
     """
 
     def __init__(self, num_threads: int) -> None:
-        self._limiter = anyio.CapacityLimiter(num_threads)
+        self._most = num_threads
+        self._turns = anyio.Semaphore(num_threads, fast_acquire=True)
+        self._queue: SimpleQueue[_Call | None] = SimpleQueue()
+        self._num_threads = 0
 
     async def __call__(self, function: Callable[[], _T]) -> _T:
         """Return what *function* returns, or raise what it raises."""
-        return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+        async with self._turns:
+            if self._num_threads < self._most - self._turns.value:
+                self._hire()
+            with anyio.CancelScope(shield=True):
+                over = asyncio.get_running_loop().create_future()
+                self._queue.put((function, over))
+                result, error = await over
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which has this frame, and what it holds
+        return cast(_T, result)
+
+    def _hire(self) -> None:
+        self._num_threads += 1
+        weakref.finalize(self, self._queue.put, None)
+        queue = (self._queue,)
+        Thread(target=_serve, args=queue, name="ucm-calls", daemon=True).start()
+
+
+def _serve(queue: "SimpleQueue[_Call | None]") -> None:
+    """Carry calls out."""
+    while (call := queue.get()) is not None:
+        function, over = call
+        told: tuple[object, BaseException | None]
+        try:
+            told = function(), None
+        except BaseException as exc:  # noqa: BLE001 - handed to whoever asked
+            told = None, exc
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            over.get_loop().call_soon_threadsafe(_tell, over, told)
+        del call, function, over, told  # or they would stay until the next one
+
+
+def _tell(over: _Future, told: tuple[object, BaseException | None]) -> None:
+    if not over.done():  # a loop that ends cancels all
+        over.set_result(told)
