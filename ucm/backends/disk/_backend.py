@@ -46,9 +46,10 @@ _ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
 _PRESENT = Verdict.PRESENT
 _AT_ONCE_BYTES = 32 << 20
 """As many as an agent's call has: a drive serves all alike, and two would end together."""
-_BATCHED = 8
-"""Blocks of a call for each thread: small ones side by side are one request, so that 64 KB
-cost a third less CPU than with two."""
+_BATCHED, _LEAST_BATCH = 8, 256
+"""Blocks of a call for each thread, and of all: small ones side by side are one request, so that 64 KB
+cost a third less CPU than with two; and each call costs the loop and its threads a millisecond,
+however few threads there are."""
 
 
 class _End(enum.Enum):
@@ -124,7 +125,7 @@ class DiskBackend(Backend):
             shared=False,
             durable=self._settings.durability.value,
             max_block_bytes=self._slots.geometry.max_block_bytes,
-            batch_blocks=_BATCHED * self._settings.threads,
+            batch_blocks=max(_LEAST_BATCH, _BATCHED * self._settings.threads),
             in_flight=2,
         )
 
