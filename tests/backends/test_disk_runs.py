@@ -52,6 +52,11 @@ class TestCutting:
         """A request is a megabyte."""
         assert [128, 128, 44] == [len(run) for run in runs_of(range(1, 601, 2))]
 
+    def test_long_runs_are_as_long_as_may_be(self):
+        """Three requests of a megabyte keep a drive as busy as four of less, and cost less."""
+        assert [128, 128, 44] == [len(run) for run in runs_of(range(1, 601, 2), 4)]
+        assert [60] * 5 == [len(run) for run in runs_of(range(1, 601, 2), 5)]
+
     def test_extents_are_kept_apart(self):
         """Two that lie side by side in the file may be cut in different ways."""
         pairs = [(Slot(ONE, PAGE), 1), (Slot(OTHER, 3 * PAGE), 2)]

@@ -31,10 +31,12 @@ def cut_runs(
     Cut a batch into runs of slots side by side.
 
     Where there are so many slots, there are at least so many runs: requests in flight are worth
-    more than long ones.
+    more than long ones. But where they are half as long as they may be they are made as long as that:
+    half as many keep a drive as busy, and what each of them costs is Python.
     """
     total = sum([slot.extent.mark.pages + 1 for slot, _ in pairs])
-    most = min(_RUN_PAGES, total // num_runs)
+    fair = total // num_runs
+    most = fair if 2 * fair < _RUN_PAGES else _RUN_PAGES
     runs: list[list[tuple[Slot, _With]]] = []
     pages = 0
     for at, (slot, other) in enumerate(pairs):
