@@ -49,8 +49,10 @@ TIERS = (
         find="with anyio.CancelScope(shield=True):",
         replace="with anyio.CancelScope():",
         killers=(
-            "tests/agent/test_calls.py::TestThreadCalls::"
-            "test_call_that_has_begun_is_waited_for_when_cancelled",
+            (
+                "tests/agent/test_calls.py::TestThreadCalls::"
+                "test_call_that_has_begun_is_waited_for_when_cancelled"
+            ),
         ),
     ),
     Mutant(
