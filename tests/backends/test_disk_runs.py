@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from tests.backends.disk_kit import open_disk
-from ucm.agent.calls import CALL_BYTES
+from ucm.agent.calls import CALL_BYTES, blocks_per_call
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _backend, _drive
 from ucm.backends.disk._drive import Drive
@@ -71,6 +71,18 @@ class TestCutting:
 
 @pytest.mark.asyncio
 class TestTogether:
+    @pytest.mark.parametrize(
+        ("threads", "nbytes", "count"),
+        [(1, 1 << 20, 8), (1, 1 << 16, 128), (4, 1 << 20, 32), (32, 1 << 16, 256)],
+    )
+    async def test_call_has_much_of_small_blocks(
+        self, tmp_path, threads, nbytes, count
+    ):
+        """However few threads there are; of large ones so little that one call is looked at while another moves."""
+        backend = await open_disk(tmp_path, capacity=64 << 20, threads=threads)
+        assert count == blocks_per_call(backend.capabilities, nbytes)
+        await backend.aclose()
+
     async def test_batch_goes_in_few_requests(self, tmp_path, monkeypatch):
         """Thirty-two small blocks take four writes and four reads of four threads."""
         keys, calls = make_keys(32), []

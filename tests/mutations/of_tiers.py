@@ -35,7 +35,7 @@ TIERS = (
         name="calls_of_any_size",
         why="A slow drive is never through with 64 blocks of megabytes: its breaker opens.",
         file="ucm/agent/calls.py",
-        find="min(can.batch_blocks, CALL_BYTES // nbytes)",
+        find="min(can.batch_blocks, _bytes_per_call(can) // nbytes)",
         replace="can.batch_blocks",
         killers=(
             f"{_FETCHES}::test_a_call_is_of_so_many_bytes_only",

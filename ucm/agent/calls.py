@@ -42,12 +42,16 @@ _Call: TypeAlias = tuple[Callable[[], object], _Future]
 
 def blocks_per_call(can: BackendCapabilities, nbytes: int) -> int:
     """Return how many blocks of a size go with one call of a tier; at least one."""
-    return max(1, min(can.batch_blocks, CALL_BYTES // nbytes))
+    return max(1, min(can.batch_blocks, _bytes_per_call(can) // nbytes))
 
 
 def share_of_call(can: BackendCapabilities, num_blocks: int, nbytes: int) -> float:
     """Return how much of the largest call a smaller one is; at most 1."""
-    return min(1.0, max(num_blocks / can.batch_blocks, nbytes / CALL_BYTES))
+    return min(1.0, max(num_blocks / can.batch_blocks, nbytes / _bytes_per_call(can)))
+
+
+def _bytes_per_call(can: BackendCapabilities) -> int:
+    return min(CALL_BYTES, can.batch_bytes)
 
 
 class Parts(Generic[_T]):

@@ -126,6 +126,8 @@ class BackendCapabilities:
     """Blocks per call that serve it best; more are allowed."""
     in_flight: int
     """Calls at a time that serve it best."""
+    batch_bytes: int = 32 << 20
+    """Bytes per call that serve it best, if it has more blocks than one; an agent gives no more than this."""
     verifies: bool = False
     """A put holds the bytes that it moves against their checksum: who puts need not read them before."""
     creates: bool = False

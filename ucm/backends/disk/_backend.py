@@ -46,6 +46,9 @@ _ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
 _PRESENT = Verdict.PRESENT
 _AT_ONCE_BYTES = 32 << 20
 """As many as an agent's call has: a drive serves all alike, and two would end together."""
+_THREAD_BYTES = 8 << 20
+"""Of a call for each of few threads, at which two calls have their turns request by request: larger ones
+would end together, and the drive wait until both are looked at."""
 _BATCHED, _LEAST_BATCH = 8, 256
 """Blocks of a call for each thread, and of all: small ones side by side are one request, so that 64 KB
 cost a third less CPU than with two; and each call costs the loop and its threads a millisecond,
@@ -127,6 +130,7 @@ class DiskBackend(Backend):
             max_block_bytes=self._slots.geometry.max_block_bytes,
             batch_blocks=max(_LEAST_BATCH, _BATCHED * self._settings.threads),
             in_flight=2,
+            batch_bytes=min(_AT_ONCE_BYTES, self._settings.threads * _THREAD_BYTES),
         )
 
     def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
