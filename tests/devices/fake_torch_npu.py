@@ -74,9 +74,27 @@ class FakeEvent:
 class FakeStream:
     """``torch_npu.npu.Stream``."""
 
+    emptied = 0
+    """How often the queue was emptied for the native stream, by a thread that waited."""
+
     def __init__(self, device=None, priority=0, **kwargs) -> None:
         self.device = SimpleNamespace(type="npu", index=device)
         self.options = (priority, kwargs)
+        self.stream_id = id(self)
+
+    @property
+    def npu_stream(self) -> int:
+        """Return the native stream, once the queue is empty."""
+        FakeStream.emptied += 1
+        return self.stream_id
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same native stream."""
+        return isinstance(other, FakeStream) and self.stream_id == other.stream_id
+
+    def __hash__(self) -> int:
+        """Return a hash of the native stream, as the real one does."""
+        return hash(self.npu_stream)
 
     def wait_event(self, event: FakeEvent) -> None:
         """Forward, as the real one does."""

@@ -38,6 +38,7 @@ OF_TORCH = {
     "torch_npu.npu.Event.event_id": torch.Event.event_id,
     "torch_npu.npu.Event.device.index": torch.device.index,
     "torch_npu.npu.Event.device.type": torch.device.type,
+    "torch_npu.npu.Stream.stream_id": torch.Stream.stream_id,
 }
 """What is torch's own: of the base of events, and of what they say."""
 CANNOT_PIN = {"2.8.0", "2.9.0", "2.10.0", "2.11.0", "2.12.0"}
@@ -149,6 +150,7 @@ def test_everything_that_the_driver_uses_is_seen() -> None:
         "torch_npu.npu.Event.query",
         "torch_npu.npu.Event.record",
         "torch_npu.npu.Stream",
+        "torch_npu.npu.Stream.stream_id",
         "torch_npu.npu.Stream.wait_event",
         "torch_npu.npu.current_stream",
         "torch_npu.npu.device",

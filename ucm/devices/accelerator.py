@@ -351,7 +351,7 @@ class AcceleratorDevice(PagedDevice[Pages]):
             own = self.events.record(stream)
         except RuntimeError as exc:
             raise DeviceError(f"no event could be recorded: {exc}") from exc
-        return self._poller.watch(stream, own)
+        return self._poller.watch(self._driver.key(stream), own)
 
     @contextlib.contextmanager
     def _runtime(self, *, visits: bool = False) -> Iterator[None]:

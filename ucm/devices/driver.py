@@ -18,7 +18,7 @@ about copies under way. Events may merely be scarce.
 import ctypes
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -187,6 +187,10 @@ class Driver(ABC):
     @abstractmethod
     def make_stream(self) -> Stream:
         """Return a new stream, of the lowest priority where there are any."""
+
+    def key(self, stream: Stream) -> Hashable:
+        """Return what tells a stream from the device's others, without asking the device."""
+        return stream
 
     @abstractmethod
     def make_event(self) -> Event:

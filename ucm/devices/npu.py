@@ -115,6 +115,16 @@ class NpuDriver(Driver):
         """Return a stream of torch_npu's; it has no priorities."""
         return self._npu.Stream(self.index)
 
+    def key(self, stream: Stream) -> int:
+        """
+        Return torch's number of a stream.
+
+        Its hash is of the native one, for which torch_npu first has its queue emptied, and
+        nobody gets the interpreter lock meanwhile.
+        """
+        number: int = stream.stream_id
+        return number
+
     def make_event(self) -> Event:
         """Return a new event; nobody waits for it on the host, so none can spin."""
         return self._npu.Event()

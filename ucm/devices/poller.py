@@ -20,11 +20,11 @@ call-backs called on the poller's.
 import atexit
 import ctypes
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from ucm.devices.abc import Fence
-from ucm.devices.driver import Driver, Event, News, Stream
+from ucm.devices.driver import Driver, Event, News
 from ucm.devices.events import anew
 from ucm.errors import DeviceError, DeviceFailedError
 from ucm.threads import SYSTEM, Condition, Threads
@@ -109,7 +109,7 @@ class EventPoller:
         self._recycle = recycle
         self._on_failure = on_failure
         self._changed = threads.condition()
-        self._streams: dict[Stream, deque[_Watched]] = {}
+        self._streams: dict[Hashable, deque[_Watched]] = {}
         self._is_calling = False
         """Whether some that have passed are still to be recycled, and told to call-backs."""
         self._error: DeviceError | None = None
@@ -122,11 +122,15 @@ class EventPoller:
         atexit.register(self._end_with_process)
         self._thread.start()
 
-    def watch(self, stream: Stream, event: Event) -> EventFence:
+    def watch(self, stream: Hashable, event: Event) -> EventFence:
         """
-        Return the fence behind *event*, which was just recorded on *stream*.
+        Return the fence behind *event*, which was just recorded.
 
         Calls for one stream come in the order of the records.
+
+        Args:
+            stream: The key of the one that it was recorded on.
+            event: Ours.
         """
         fence = EventFence(self._changed)
         with self._changed:
@@ -215,7 +219,7 @@ class EventPoller:
     def _has_work(self) -> bool:
         return bool(self._streams) or self._error is not None
 
-    def _pass(self, streams: list[Stream]) -> None:
+    def _pass(self, streams: list[Hashable]) -> None:
         """Let the oldest fence of each stream go."""
         callbacks: list[Callable[[], None]] = []
         events: list[Event] = []
