@@ -19,6 +19,7 @@ except ImportError:  # not installed, so nobody counts
 _REPEATING = (
     "test_accelerator_world.py",
     "test_connector_world.py",
+    "test_driver_world.py",
     "test_host.py",
     "test_host_layerwise.py",
     "test_host_runners.py",

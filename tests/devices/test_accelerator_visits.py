@@ -6,7 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from tests.devices.accelerator_kit import TIMEOUT, World, running
+from tests.devices.accelerator_kit import TIMEOUT, World, make_driver, running
 from tests.kit.accelerator import SimulatedDriver
 from tests.kit.accelerator_kit import BOTH
 from ucm.blocks import BlockId, GroupId
@@ -65,6 +65,29 @@ def test_threads_own_device_is_there_again_behind_an_error():
         world.driver.fail_at("record", 1, stays=False)
         with pytest.raises(DeviceError):
             world.device.lease()
+
+
+class HalfBound(SimulatedDriver):
+    """A driver that binds a thread to the device and fails behind that, if it is told to."""
+
+    fails = False
+
+    def bind_thread(self):
+        """Bind it, and fail perhaps."""
+        super().bind_thread()
+        if self.fails:
+            raise RuntimeError("an earlier launch failed")
+
+
+def test_threads_own_device_is_there_again_where_it_was_bound_in_part():
+    """C6 rule 8: also where the device was made the current one and then an error came."""
+    world = World(make_driver(driver=HalfBound))
+    with contextlib.closing(world.device), on_another_device(world) as other:
+        world.driver.fails = True
+        with pytest.raises(DeviceError):
+            world.device.lease()
+        assert 1 == other.current_index()
+        world.driver.fails = False
 
 
 def test_thread_uses_several_devices_in_turn():

@@ -56,4 +56,26 @@ VISITS = (
             "tests/devices/test_accelerator_copies.py::TestClear::test_zeros_that_do_not_end_stay_pinned",
         ),
     ),
+    Mutant(
+        name="device_of_a_host_lost_as_ours_is_bound",
+        why="What a host computes next is on another device, where ours fails just then.",
+        file="ucm/devices/accelerator.py",
+        find="        try:\n"
+        '            if not (is_own and getattr(self._bound, "is_bound", False)):\n'
+        "                driver.bind_thread()\n"
+        "            self._bound.is_bound = is_own\n",
+        replace="        driver.bind_thread()\n"
+        "        self._bound.is_bound = is_own\n        try:\n",
+        killers=(
+            "tests/devices/test_accelerator_visits.py::test_threads_own_device_is_there_again_where_it_was_bound_in_part",
+        ),
+    ),
+    Mutant(
+        name="npu_streams_told_apart_by_their_hash",
+        why="A look at an event stops the engine until torch_npu's queue is empty.",
+        file="ucm/devices/npu.py",
+        find="        number: int = stream.stream_id\n",
+        replace="        number = hash(stream)\n",
+        killers=("tests/devices/test_npu_threads.py::test_fence_waits_for_no_queue",),
+    ),
 )

@@ -375,10 +375,10 @@ class AcceleratorDevice(PagedDevice[Pages]):
         """Have the device be a host's thread's current one, which has its own again behind that."""
         driver, before = self._driver, self._driver.current_index()
         is_own = before == driver.index
-        if not (is_own and getattr(self._bound, "is_bound", False)):
-            driver.bind_thread()
-        self._bound.is_bound = is_own
         try:
+            if not (is_own and getattr(self._bound, "is_bound", False)):
+                driver.bind_thread()
+            self._bound.is_bound = is_own
             yield
         finally:
             if not is_own:
