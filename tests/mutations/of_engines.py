@@ -102,4 +102,24 @@ ENGINES = (
         replace="if vars(owner).get(method) is None:",
         killers=(f"{_APPLYING}::test_method_of_others_is_not_reverted",),
     ),
+    Mutant(
+        name="types_of_npus_share",
+        why="Machines with two types of NPUs read each other's pages in the wrong order.",
+        file="ucm/integration/vllm/identity.py",
+        find='    return None if kind is None else {"ascend": kind().name}\n',
+        replace="    return None\n",
+        killers=(
+            "tests/integration/vllm/test_identity.py::TestOthers::test_types_of_npus_are_told_apart",
+        ),
+    ),
+    Mutant(
+        name="hashes_of_keys_not_missed",
+        why="vllm-ascend looks at blocks that it chose by hashes of other tokens.",
+        file="ucm/integration/vllm/identity.py",
+        find="    return bool(asked or given.get(",
+        replace="    return bool(asked and given.get(",
+        killers=(
+            "tests/integration/vllm/test_identity.py::TestReusable::test_hashes_of_keys_are_refused_where_tokens_are_loaded",
+        ),
+    ),
 )

@@ -5,6 +5,7 @@ import dataclasses
 import enum
 import functools
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -234,6 +235,17 @@ class TestOthers:
         monkeypatch.setattr("ucm.integration.vllm.identity.current_platform", platform)
         assert {"rocm": True, "fp8_fnuz": True} == told()["platform"]
 
+    def test_types_of_npus_are_told_apart(self, monkeypatch):
+        """R-05: of vllm-ascend's types some keep pages of the same size in another order, and
+        a tier may be shared by machines with either."""
+        kinds = enum.Enum("AscendDeviceType", ["A2", "_310P"])
+        found = []
+        for kind in kinds:
+            utils = SimpleNamespace(get_ascend_device_type=lambda kind=kind: kind)
+            monkeypatch.setitem(sys.modules, "vllm_ascend.utils", utils)
+            found.append(told()["platform"])
+        assert [{"ascend": "A2"}, {"ascend": "_310P"}] == found
+
 
 class Color(enum.Enum):
     """Any enumeration."""
@@ -320,6 +332,21 @@ class TestReusable:
         with pytest.raises(ConfigError, match="kv_role=kv_producer") as caught:
             check_reusable(engine(True))
         assert "enable_return_routed_experts" == caught.value.key
+
+    @pytest.mark.parametrize(
+        "more", [{"enable_hamming_sparse": True}, {"hamming_sparse": {"enabled": True}}]
+    )
+    def test_hashes_of_keys_are_refused_where_tokens_are_loaded(self, more):
+        """vllm-ascend looks at the blocks whose hashes are near, and of those that are loaded
+        it has other tokens' hashes; one that only saves has all."""
+        off = {"hamming_sparse": {"enabled": False, "sparse_json_location": ""}}
+        for plain in ({}, None, off):
+            check_reusable(an_engine(**{"": {"additional_config": plain}}))
+        engine = an_engine(**{"": {"additional_config": more}})
+        check_reusable(engine, loads=False)
+        with pytest.raises(ConfigError, match="kv_role=kv_producer") as caught:
+            check_reusable(engine)
+        assert "additional_config.enable_hamming_sparse" == caught.value.key
 
     def test_pooling_of_the_last_token_is_taken(self):
         """A model whose result is of its last token loses nothing by a hit."""

@@ -9,6 +9,7 @@ under a condition, how values become text, and whose blocks nobody may use again
 import dataclasses
 import enum
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,15 @@ def check_reusable(
             "and those that are loaded have none",
             remedy,
         )
+    if loads and _hashes_keys(getattr(vllm_config, "additional_config", None)):
+        raise ConfigError(
+            "additional_config.enable_hamming_sparse",
+            True,
+            "vllm-ascend keeps a hash of each key beside its KV cache to choose what a token "
+            "looks at, and those that are loaded bring none",
+            "Leave it out, or only save: kv_connector=UCMConnector with "
+            "kv_role=kv_producer loads nothing.",
+        )
     if loads and _tells_experts(vllm_config):
         raise ConfigError(
             "enable_return_routed_experts",
@@ -114,6 +124,14 @@ def check_reusable(
             "their request, which another start of it gives to other images",
             "Leave one of the two as it is, or serve without kv_connector=UCMConnector.",
         )
+
+
+def _hashes_keys(additional: object) -> bool:
+    """Return whether vllm-ascend chooses blocks by hashes, in either way to ask for it."""
+    given = additional if isinstance(additional, Mapping) else {}
+    nested = given.get("hamming_sparse")
+    asked = nested.get("enabled") if isinstance(nested, Mapping) else None
+    return bool(asked or given.get("enable_hamming_sparse"))
 
 
 def _tells_experts(vllm_config: Any) -> bool:  # noqa: ANN401 - vLLM's VllmConfig
@@ -246,9 +264,13 @@ def _environment() -> object:
 
 def _platform() -> object:
     """Return what two device types of the same name differ in."""
-    if not current_platform.is_rocm():
-        return None
-    return {"rocm": True, "fp8_fnuz": current_platform.is_fp8_fnuz()}
+    if current_platform.is_rocm():
+        return {"rocm": True, "fp8_fnuz": current_platform.is_fp8_fnuz()}
+    # Loaded with vllm-ascend's platform. Each type has its own back ends: that of 310P keeps
+    # pages of the same size in another order.
+    utils = sys.modules.get("vllm_ascend.utils")
+    kind = getattr(utils, "get_ascend_device_type", None)
+    return None if kind is None else {"ascend": kind().name}
 
 
 def _loader(load: Any) -> object:  # noqa: ANN401 - vLLM's LoadConfig
