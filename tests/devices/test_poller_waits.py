@@ -2,10 +2,12 @@
 """How the poller waits where its runtime can wait by itself, in virtual time."""
 
 import atexit
+import os
+import signal
 
 import pytest
 
-from tests.devices.accelerator_kit import TIMEOUT, Watch
+from tests.devices.accelerator_kit import TIMEOUT, Watch, running
 from tests.kit.accelerator import SimulatedDriver
 from ucm.errors import DeviceError
 
@@ -103,3 +105,20 @@ class TestWaits:
 
         self.waiting(body)
         assert [] == at_end
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_child_ends_though_the_poller_was_at_work_as_it_was_forked(monkeypatch):
+    """What is left to do as a process ends waits for no lock of a thread that only the parent
+    has."""
+    at_end = []
+    monkeypatch.setattr(atexit, "register", at_end.append)
+    with running() as world:
+        (end,) = at_end
+        with world.device._poller._changed:
+            if not (child := os.fork()):
+                signal.alarm(60)
+                end()
+                os._exit(0)
+        assert 0 == os.waitpid(child, 0)[1]
+        assert world.device.lease().wait(TIMEOUT)

@@ -164,4 +164,14 @@ POLLER = (
             "tests/devices/test_accelerator_copies.py::TestCopies::test_threads_that_copy_take_turns_at_a_stream",
         ),
     ),
+    Mutant(
+        name="forked_child_fails_its_parents_fences",
+        why="A child of the host hangs as it ends: its parent's thread had the lock.",
+        file=_POLLER,
+        find="        if self._pid == os.getpid():",
+        replace="        if self._pid:",
+        killers=(
+            "tests/devices/test_poller_waits.py::test_child_ends_though_the_poller_was_at_work_as_it_was_forked",
+        ),
+    ),
 )

@@ -19,6 +19,7 @@ call-backs called on the poller's.
 
 import atexit
 import ctypes
+import os
 from collections import deque
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
@@ -116,10 +117,12 @@ class EventPoller:
         self._news = ctypes.c_int()
         """Changes when there is another event to be asked for."""
         self._thread = threads.thread(self._main, name)
+        self._pid = 0
 
     def start(self) -> None:
         """Start the thread."""
         atexit.register(self._end_with_process)
+        self._pid = os.getpid()
         self._thread.start()
 
     def watch(self, stream: Hashable, event: Event) -> EventFence:
@@ -173,7 +176,8 @@ class EventPoller:
 
     def _end_with_process(self) -> None:
         """Ask no more: the runtime goes, and a wait in native code would outlast it."""
-        self.fail(DeviceError("the process ends"))
+        if self._pid == os.getpid():  # in a forked child the lock may be held for ever
+            self.fail(DeviceError("the process ends"))
 
     def _main(self) -> None:
         error = "the poller has ended"
