@@ -117,7 +117,7 @@ def test_child_ends_though_the_poller_was_at_work_as_it_was_forked(monkeypatch):
         (end,) = at_end
         with world.device._poller._changed:
             if not (child := os.fork()):
-                signal.alarm(60)
+                signal.alarm(15)
                 end()
                 os._exit(0)
         assert 0 == os.waitpid(child, 0)[1]
