@@ -190,7 +190,8 @@ class Driver(ABC):
 
     def key(self, stream: Stream) -> Hashable:
         """Return what tells a stream from the device's others, without asking the device."""
-        return stream
+        key: Hashable = stream
+        return key
 
     @abstractmethod
     def make_event(self) -> Event:
