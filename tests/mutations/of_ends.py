@@ -61,8 +61,8 @@ ENDS = (
         name="ended_life_hears_of_no_failed_load",
         why="A load that fails on one rank and not on the last has garbage stored.",
         file=_LIVES,
-        find="in (*self._lives.values(), *self._finished) if failures",
-        replace="in self._lives.values() if failures",
+        find="in (*self._lives.values(), *self._finished):\n",
+        replace="in self._lives.values():\n",
         killers=(_FAILED,),
     ),
     Mutant(
@@ -116,10 +116,10 @@ ENDS = (
         name="all_lives_gone_through_for_each_failure",
         why="R-18: a thousand requests whose loads fail at once hold the scheduler up for seconds.",
         file="ucm/scheduler/adapter.py",
-        find="        self._lives.loads_failed(report.failures)\n",
+        find="            self._lives.loads_failed(report.failures)\n",
         replace="""\
-        for failure in report.failures:
-            self._lives.loads_failed((failure,))
+            for failure in report.failures:
+                self._lives.loads_failed((failure,))
 """,
         killers=(f"{_TOGETHER}::test_lives_are_gone_through_once_for_all_of_a_report",),
     ),

@@ -372,8 +372,8 @@ LIMITS = (
         name="loads_charged_with_those_before",
         why="R-59: after a burst of hits loads seem slow, and are not taken.",
         file=_PAYING,
-        find="max(self._heard_at, min(each.at for each in over))",
-        replace="min(each.at for each in over)",
+        find="max(self._heard_at, began)",
+        replace="began",
         killers=(
             f"{_PAYS}::TestLearns::test_load_behind_another_is_not_charged_with_it",
         ),

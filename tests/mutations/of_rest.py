@@ -248,8 +248,8 @@ REST = (
         name="long_steps_charged_to_loads",
         why="R-59: a busy engine hears late of its loads, takes them for slow, and computes all.",
         file="ucm/scheduler/paying.py",
-        find="max(0.0, self._planned_at - began)",
-        replace="now - began",
+        find="max(0.0, self._planned_at - max(self._heard_at, began))",
+        replace="now - max(self._heard_at, began)",
         killers=(
             "tests/scheduler/test_paying.py::TestLearns::test_load_that_is_over_with_its_step_took_no_time",
         ),

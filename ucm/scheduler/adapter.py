@@ -302,15 +302,15 @@ class SchedulerAdapter:
             self._ledger.release(transfer_id, report.rank)
         for transfer_id in filter(self._knows_hold, report.quarantined):
             self._ledger.quarantine(transfer_id, report.rank)
-        for failure in report.failures:
-            self._transfers.load_failed(failure)
-        self._lives.loads_failed(report.failures)
-        self._lives.loads_ended(
-            transfer_id
-            for transfer_id in report.loads_done
-            if self._transfers.end_load(transfer_id, report.rank)
-        )
-        self.records.saved(self._transfers.end_saves(report))
+        if report.failures:
+            for failure in report.failures:
+                self._transfers.load_failed(failure)
+            self._lives.loads_failed(report.failures)
+        if done := report.loads_done:
+            end = self._transfers.end_load
+            self._lives.loads_ended([each for each in done if end(each, report.rank)])
+        if report.settled_saves or report.unstored_saves:
+            self.records.saved(self._transfers.end_saves(report))
         if not report.healthy:
             self.bypass = True
             self._selector.drop_endings()

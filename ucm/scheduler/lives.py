@@ -371,8 +371,9 @@ class Lives:
 
     def loads_ended(self, transfer_ids: Iterable[int]) -> None:
         """Let no life wait for these loads any more."""
-        ended = set(transfer_ids)
-        for life in self.loading() if ended else ():
+        if not (ended := set(transfer_ids)):
+            return
+        for life in self.loading():
             life.loads -= ended
             if not life.loads and life.loading[0]:
                 (tokens, blocks), life.loading = life.loading, (0, 0)
@@ -384,7 +385,7 @@ class Lives:
     def loads_failed(self, failures: Sequence[Failure]) -> None:
         """Tell the lives for which these loads were ordered, and all that wait for them."""
         failed = FailedLoads(failures)
-        for life in (*self._lives.values(), *self._finished) if failures else ():
+        for life in (*self._lives.values(), *self._finished):
             for failure in failed.told_to(life.key, life.loads):
                 if life.loading[0]:
                     self.loaded.failed[failure.reason] += 1

@@ -99,13 +99,14 @@ class Paying:
 
     def over(self, request_ids: Iterable[str], now: float) -> None:
         """Learn from loads of which the engine has heard that they are over."""
-        popped = map(self.forget, request_ids)
-        if over := [each for each in popped if each is not None]:
-            began = max(self._heard_at, min(each.at for each in over))
-            nbytes = sum(each.nbytes for each in over)
-            largest = max(each.nbytes for each in over)
-            took = max(0.0, self._planned_at - began)
-            self._choice.saw(nbytes, took, now, one=largest)
+        began, sizes = now, []
+        for request_id in request_ids:
+            if (ordered := self.forget(request_id)) is not None:
+                began = min(began, ordered.at)
+                sizes.append(ordered.nbytes)
+        if sizes:
+            took = max(0.0, self._planned_at - max(self._heard_at, began))
+            self._choice.saw(sum(sizes), took, now, one=max(sizes))
             self._heard_at = now
 
     def forget(self, request_id: str) -> _Ordered | None:

@@ -106,15 +106,6 @@ class Record(msgspec.Struct, eq=False):
         self.loaded_tokens += tokens
         self.load_failure = self.load_failure or failure
 
-    def save_over(self, num_blocks: int, stored: int | None) -> None:
-        """Take note of the end of a save; *stored* is None where it is not known."""
-        if stored is None:
-            self.num_unknown += num_blocks
-            return
-        self.unsettled_blocks -= num_blocks
-        self.saved_blocks += stored
-        self.dropped_blocks += num_blocks - stored
-
 
 class _Present(dict[str, Record]):
     def __missing__(self, request_id: str) -> Record:
@@ -165,10 +156,16 @@ class Records:
         for owners, num_blocks, stored in ends:
             is_known = len(owners) == 1 or stored in (0, num_blocks)
             for name, generation, own, _, _ in owners:
-                if (record := of_life.get((name, generation))) is not None:
-                    record.save_over(own, min(stored, own) if is_known else None)
-                    if record.is_over:
-                        self._settle(record)
+                if (record := of_life.get((name, generation))) is None:
+                    continue
+                if is_known:
+                    record.unsettled_blocks -= own
+                    record.saved_blocks += min(stored, own)
+                    record.dropped_blocks += own - min(stored, own)
+                else:
+                    record.num_unknown += own
+                if record.is_over and not record.is_deferred:
+                    self._settle(record)
 
     def ended(self, request_id: str, *, is_deferred: bool) -> None:
         """Take note that a request has ended; nothing if it was never looked at."""

@@ -277,15 +277,17 @@ class SchedulerHalf:
             self._adapter.foreign.lost(lost)  # of anybody; the engine has gone back
         envelope = output.kv_connector_worker_meta
         if isinstance(envelope, ReportEnvelope):
-            self._agree_late(envelope.handshakes)
+            if envelope.handshakes:
+                self._agree_late(envelope.handshakes)
             for payload in envelope.payloads:
                 self._apply_report(payload)
         if loaded := output.finished_recving:
             self._adapter.loads_finished(loaded)
             self._paying.over(loaded, now)
-            for request_id in loaded:
+            for request_id in loaded if self._tiers.are_there else ():
                 self._tiers.drop(request_id)
-        self._adapter.deferral_ended(output.finished_sending or ())
+        if sent := output.finished_sending:
+            self._adapter.deferral_ended(sent)
         self._lifelog.tell()
 
     def _agree_late(self, handshakes: Iterable[RankHandshake]) -> None:
@@ -307,11 +309,13 @@ class SchedulerHalf:
             return
         if report.weights is not None:
             self._doubts.told(report.rank, report.weights)
-        self._tiers.reported(report, self._adapter.lives.get)
+        if self._tiers.are_there:
+            self._tiers.reported(report, self._adapter.lives.get)
         for failure in report.failures:
             self._paying.forget(failure.request_id)
-        failures = {each.transfer_id: each.reason for each in report.failures}
-        self._store.loads_ended(report.rank, failures, report.loads_done)
+        if report.loads_done or report.failures:
+            failures = {each.transfer_id: each.reason for each in report.failures}
+            self._store.loads_ended(report.rank, failures, report.loads_done)
         self._lifelog.released(report)
 
     def finished(
