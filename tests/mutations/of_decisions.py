@@ -286,8 +286,8 @@ DECISIONS = (
         name="half_filled_block_saved",
         why="A block is stored under its hash before its last tokens are computed.",
         file=_LIVES,
-        find="return min(request.end_tokens, hashed, self.most_saved)",
-        replace="return min(hashed, self.most_saved)",
+        find="whole = min(request.end_tokens, hashed, self.most_saved)",
+        replace="whole = min(hashed, self.most_saved)",
         killers=(f"{_SAVES}::test_prompt_computed_in_parts_is_saved_in_parts",),
     ),
     # Keys, messages and settings.

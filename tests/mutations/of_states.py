@@ -54,8 +54,8 @@ STATES = (
         name="states_queued",
         why="States that nobody offers pile up, and count as dropped in the end.",
         file=_LIVES,
-        find="            if group.kind is GroupKind.STATE:\n                continue\n",
-        replace="",
+        find="                continue\n            start = self.cursors[at]\n",
+        replace="                pass\n            start = self.cursors[at]\n",
         killers=(f"{_OFFERS}::test_state_that_is_not_offered_is_not_saved",),
     ),
     Mutant(

@@ -140,7 +140,9 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
             first = decoded.first(layout.groups, self.record.prompt_tokens, *tokens)
             self.cursors, self.prompt_tokens = first
             self.pending = tuple(map(list, ((),) * len(layout.groups)))
-        self.due, whole = NEVER_DUE, self._whole_tokens(layout, request)
+        hashed = len(request.hashes) * layout.hash_block_tokens
+        whole = min(request.end_tokens, hashed, self.most_saved)
+        self.due = NEVER_DUE
         for at, group in enumerate(layout.groups):
             if group.kind is GroupKind.STATE:
                 continue
@@ -171,10 +173,16 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         self, layout: KVLayout, end: RequestEnd, decoded: Decoded
     ) -> list[tuple[GroupId, Run]]:
         """Return by group, of one looked at, the whole blocks at its end that no plan has saved."""
+        hashed = len(end.hashes) * layout.hash_block_tokens
+        tokens = min(end.accepted_tokens, hashed, self.most_saved)
+        if not decoded.saves_all(tokens, self.prompt_tokens):
+            tokens = self.prompt_tokens
         rest = []
         for at, cursor in enumerate((self.cursors or ()) if end.tables else ()):
             group, table = layout.groups[at], end.tables[at]
-            complete = self._complete_at_end(layout, at, end, decoded)
+            if group.kind is GroupKind.STATE:
+                continue
+            complete = min(tokens // group.block_tokens, len(table))
             runs = there(table, range(cursor, complete))
             if self.external:
                 runs = self._unloaded(at, runs)
@@ -200,23 +208,6 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
             if group.kind is GroupKind.FULL and is_known and is_saved:
                 waiting += max(0, tokens // group.block_tokens - cursor)
         return waiting
-
-    def _complete_at_end(
-        self, layout: KVLayout, at: int, end: RequestEnd, decoded: Decoded
-    ) -> int:
-        group = layout.groups[at]
-        if group.kind is GroupKind.STATE:
-            return 0
-        hashed = len(end.hashes) * layout.hash_block_tokens
-        tokens = min(end.accepted_tokens, hashed, self.most_saved)
-        if not decoded.saves_all(tokens, self.prompt_tokens):
-            tokens = self.prompt_tokens
-        return min(tokens // group.block_tokens, len(end.tables[at]))
-
-    def _whole_tokens(self, layout: KVLayout, request: ScheduledRequest) -> int:
-        """Return within how many tokens blocks are full after the step, have a hash and may be saved."""
-        hashed = len(request.hashes) * layout.hash_block_tokens
-        return min(request.end_tokens, hashed, self.most_saved)
 
     def _unloaded(self, at: int, runs: list[range]) -> list[range]:
         """Return what of these blocks of the *at*-th group was not loaded."""

@@ -140,16 +140,31 @@ class Running:
         offers: StateOffers,
     ) -> list[ScheduledRequest]:
         looks, counts = [], output.num_scheduled_tokens
-        for new in output.scheduled_new_reqs:
-            tokens = new.num_computed_tokens, counts[new.req_id]
-            looks.append(
-                self._facts(new.req_id, tokens, resolve, offers, new.block_ids)
-            )
         resumed = output.scheduled_cached_reqs.resumed_req_ids
-        for request_id, computed in due:
-            blocks = resolve(request_id) if request_id in resumed else None
-            tokens = computed, counts[request_id]
-            looks.append(self._facts(request_id, tokens, resolve, offers, blocks))
+        new_ones = [
+            (new.req_id, new.num_computed_tokens, new.block_ids)
+            for new in output.scheduled_new_reqs
+        ]
+        for request_id, computed, *blocks in (*new_ones, *due):
+            request = self._requests.get(request_id)
+            tables = blocks[0] if blocks else resolve(request_id)
+            is_new = bool(blocks) or request_id in resumed
+            look = ScheduledRequest(
+                request_id=request_id,
+                computed_tokens=computed,
+                end_tokens=computed + counts[request_id],
+                prompt_tokens=0 if request is None else request.num_prompt_tokens,
+                hashes=() if request is None else self._adapters.hashes_of(request),
+                tables=tables,
+                new_block_ids=tables if is_new else (),
+                is_new=is_new,
+                own_tokens=self.own.pop(request_id, NO_LIMIT) if is_new else NO_LIMIT,
+                states=[StateOffer(*each) for each in offers[request_id]]
+                if request_id in offers
+                else (),
+                wishes=self._wishes.get(request_id, _NOBODY)[1],
+            )
+            looks.append(look)
         return looks
 
     def _due_ones(
@@ -177,40 +192,11 @@ class Running:
             is_due = map(operator.or_, is_due, map(always.__contains__, ids))
         return list(itertools.compress(zip(ids, computed, strict=True), is_due))
 
-    def _facts(
-        self,
-        request_id: str,
-        tokens: tuple[int, int],
-        resolve: Callable[[str], Any],
-        offers: StateOffers,
-        blocks: Sequence[Sequence[int]] | None,
-    ) -> ScheduledRequest:
-        """Return the facts of one request; one that goes on has no *blocks* to tell."""
-        request = self._requests.get(request_id)
-        computed, scheduled = tokens
-        return ScheduledRequest(
-            request_id=request_id,
-            computed_tokens=computed,
-            end_tokens=computed + scheduled,
-            prompt_tokens=0 if request is None else request.num_prompt_tokens,
-            hashes=() if request is None else self._adapters.hashes_of(request),
-            tables=resolve(request_id) if blocks is None else blocks,
-            new_block_ids=blocks or (),
-            is_new=blocks is not None,
-            own_tokens=NO_LIMIT
-            if blocks is None
-            else self.own.pop(request_id, NO_LIMIT),
-            states=[StateOffer(*each) for each in offers[request_id]]
-            if request_id in offers
-            else (),
-            wishes=self._wishes.get(request_id, _NOBODY)[1],
-        )
-
     def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
         """
         Return the blocks that running requests were given; it matters to saves.
 
-        A resumed one tells all its blocks, also those that it only reads: see ``_facts``.
+        A resumed one tells all its blocks, also those that it only reads: see ``_looked_at``.
         """
         cached = output.scheduled_cached_reqs
         given, resumed = cached.new_block_ids, cached.resumed_req_ids
