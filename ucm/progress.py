@@ -65,7 +65,8 @@ class Outbox:
         is_told = healthy or self.told_unhealthy
         if not self._has_more() and is_told and self.weights is None:
             return None
-        failures = _take(self.failures, self._num_failures())
+        num_failures = self._num_failures() if self.failures else 0
+        failures = _take(self.failures, num_failures)
         settled = _take(self.settled_saves, MAX_IDS)
         unstored = _take(self.unstored_saves, MAX_IDS)
         # A load whose failure is still to be told would count as loaded.
@@ -81,7 +82,7 @@ class Outbox:
                 for each in (*settled, *unstored)
                 if each in self.new_blocks
             },
-            why_unstored=self._take_reasons(unstored),
+            why_unstored=self._take_reasons(unstored) if unstored else {},
             loads_done=done,
             failures=failures,
             healthy=healthy,
@@ -162,7 +163,7 @@ class Progress:
         """
         for order in orders:
             for owner in order.owners:
-                reading = self._reading.setdefault(owner.life, set())
+                reading = self._reading.setdefault(owner[:2], set())
                 reading.add(TransferId(order.transfer_id))
 
     def saved_elsewhere(self, order: SpanOrder) -> None:
@@ -245,10 +246,10 @@ class Progress:
         ids = outbox.quarantined if is_given_up else outbox.released
         ids.append(ticket.transfer_id)
         for owner in ticket.owners:
-            reading = self._reading.get(owner.life, set())
+            reading = self._reading.get(life := owner[:2], set())
             reading.discard(ticket.transfer_id)
             if not reading:
-                self._reading.pop(owner.life, None)
+                self._reading.pop(life, None)
 
     def _load_noticed(self, notice: Notice) -> None:
         """

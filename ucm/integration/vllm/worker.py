@@ -386,8 +386,8 @@ class WorkerHalf:
         return self._runtime
 
     def _poll(self) -> None:
-        if self._runtime is not None:
-            self._progress.note(self._runtime.poll())
+        if self._runtime is not None and (notices := self._runtime.poll()):
+            self._progress.note(notices)
 
     def _fence_or_failure(self, make_fence: Callable[[], Fence]) -> Fence:
         """Return a fence; one that fails its orders where nothing is to be moved."""
