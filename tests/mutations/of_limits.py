@@ -348,7 +348,7 @@ LIMITS = (
         name="hit_weighed_once_for_ever",
         why="R-59: a request that is preempted goes by what was true when it came.",
         file=_LOOKUPS,
-        find="        lookup.weighed = range(0), False\n",
+        find="        lookup.weighed = _UNWEIGHED\n",
         replace="",
         killers=(f"{_SLOWER}::test_next_life_is_decided_anew",),
     ),

@@ -42,7 +42,7 @@ class MatchReason(enum.StrEnum):
     """The worker's runtime has failed; nothing is loaded any more."""
 
 
-class MissingBlock(msgspec.Struct, frozen=True):
+class MissingBlock(msgspec.Struct, frozen=True, gc=False):
     """
     Where a prefix ends that can be loaded.
 
@@ -59,7 +59,7 @@ class MissingBlock(msgspec.Struct, frozen=True):
     keys: Sequence[PackedKey] = ()
 
 
-class PrefixMatch(msgspec.Struct, frozen=True, eq=False):
+class PrefixMatch(msgspec.Struct, frozen=True, eq=False, gc=False):
     """
     The answer to one look-up.
 

@@ -68,7 +68,7 @@ _GONE: Final = {
 }
 
 
-class Miss(msgspec.Struct, frozen=True):
+class Miss(msgspec.Struct, frozen=True, gc=False):
     """
     Why a look-up fell short.
 

@@ -11,7 +11,7 @@ from ucm.scheduler.requests import NULL_BLOCK
 __all__ = ["Run", "Share", "Stay", "joined", "run_of", "there"]
 
 
-class Stay(msgspec.Struct, frozen=True):
+class Stay(msgspec.Struct, frozen=True, gc=False):
     """
     A life of a request, as its saves name it.
 
@@ -28,7 +28,7 @@ class Stay(msgspec.Struct, frozen=True):
     tenant: int = 0
 
 
-class Run(msgspec.Struct, frozen=True):
+class Run(msgspec.Struct, frozen=True, gc=False):
     """
     Consecutive blocks of a request on their way into orders.
 

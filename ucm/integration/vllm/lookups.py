@@ -44,9 +44,10 @@ _MISSED: Final = {
     reason: sample_key("ucm_missed_lookups_total", {"reason": reason})
     for reason in MissReason
 }
+_UNWEIGHED: Final = range(0), False
 
 
-class Lookup(msgspec.Struct, eq=False):
+class Lookup(msgspec.Struct, eq=False, gc=False):
     """
     The look-ups of one request.
 
@@ -67,7 +68,7 @@ class Lookup(msgspec.Struct, eq=False):
     found_tokens: int = 0
     wanted_tokens: int = 0
     miss: Miss | None = None
-    weighed: tuple[range, bool] = (range(0), False)
+    weighed: tuple[range, bool] = _UNWEIGHED
     most: int = NO_LIMIT
 
 
@@ -184,7 +185,7 @@ class Lookups:
         if lookup is None or lookup.match is None:
             return Lookup()
         match, lookup.match = lookup.match, None
-        lookup.weighed = range(0), False
+        lookup.weighed = _UNWEIGHED
         lookup.life += 1
         lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
         computed = lookup.computed_tokens
