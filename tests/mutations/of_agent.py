@@ -224,8 +224,8 @@ AGENT = (
         name="pending_answer_looks_up",
         why="Each request that waits costs the engine a look-up in each step.",
         file="ucm/integration/vllm/scheduler.py",
-        find="if self._tiers.are_there and self._tiers.is_pending(",
-        replace="if not self._tiers and self._tiers.is_pending(",
+        find="if tiers.are_there and tiers.is_pending(",
+        replace="if not tiers and tiers.is_pending(",
         killers=(_PENDING,),
     ),
     Mutant(

@@ -122,8 +122,8 @@ TRACE = (
         name="whose_blocks_is_guessed",
         why="One request is told to have what another one lost.",
         file=_RECORDS,
-        find="                if is_known:\n",
-        replace="                if is_known or owners:\n",
+        find="                if not is_known:\n",
+        replace="                if not owners:\n",
         killers=(
             f"{_BLOCKS}::test_of_a_shared_save_that_was_cut_nobody_knows_whose_blocks",
         ),

@@ -113,6 +113,16 @@ WEIGHTS = (
         ),
     ),
     Mutant(
+        name="clean_behind_an_idle_step",
+        why="An engine that stood idle behind a reset stores blocks of several weights under one name.",
+        file=_PURE,
+        find="        return self._is_clean\n",
+        replace="        return False\n",
+        killers=(
+            f"{_DOUBT_TESTS}::TestChanged::test_first_blocks_behind_a_reset_count_however_late_they_come",
+        ),
+    ),
+    Mutant(
         name="weights_unread_are_equal",
         why="Ranks that cannot be read count as unchanged, and old blocks are served.",
         file=_PURE,

@@ -273,7 +273,8 @@ class SchedulerAdapter:
         saves = select(facts, lives, step)
         if self.foreign.bad:
             self.foreign.look_again(facts, lives)
-        self.records.ordered(saves)
+        if saves:
+            self.records.ordered(saves)
         self._lives.looked_at(zip(facts.scheduled, lives, strict=True))
         deferred = self._deferrals.take() if self._deferrals.new else ()
         self._cut_plans += bool(unfinished or self._deferrals.new)

@@ -203,7 +203,7 @@ class LoadQueue:
         """
         if not self._orders:
             return (), ""
-        taken, cut = self._cut()
+        taken, cut = self._cut() if len(self._orders) > 1 else (1, "")
         loads, self._orders = tuple(self._orders[:taken]), self._orders[taken:]
         self._blocks = self._nbytes = 0
         return loads, cut

@@ -36,7 +36,7 @@ class SaveEnd(NamedTuple):
     stored: int
 
 
-class Record(msgspec.Struct, eq=False):
+class Record(msgspec.Struct, eq=False, gc=False):
     """
     What is known of a request.
 
@@ -154,16 +154,16 @@ class Records:
         """Take note of saves that came to their end."""
         of_life = self._of_life
         for owners, num_blocks, stored in ends:
-            is_known = len(owners) == 1 or stored in (0, num_blocks)
+            is_known = stored in (0, num_blocks) or len(owners) == 1
             for name, generation, own, _, _ in owners:
                 if (record := of_life.get((name, generation))) is None:
                     continue
-                if is_known:
-                    record.unsettled_blocks -= own
-                    record.saved_blocks += min(stored, own)
-                    record.dropped_blocks += own - min(stored, own)
-                else:
+                if not is_known:
                     record.num_unknown += own
+                else:
+                    record.unsettled_blocks -= own
+                    record.saved_blocks += (of_it := min(stored, own))
+                    record.dropped_blocks += own - of_it
                 if record.is_over and not record.is_deferred:
                     self._settle(record)
 

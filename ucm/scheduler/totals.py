@@ -3,9 +3,9 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import attrs
+import msgspec
 
 __all__ = ["LoadTotals", "Totals"]
 
@@ -26,7 +26,7 @@ class LoadTotals:
     failed: Counter[str] = attrs.Factory(Counter)
 
 
-class Totals(NamedTuple):
+class Totals(msgspec.Struct, frozen=True):
     """
     What was counted since the start, once for all ranks; compared in each step.
 

@@ -94,15 +94,19 @@ class Weights:
         self._is_mixed &= not self._is_clean
         self.state = WeightsState.MIXED if self._is_mixed else WeightsState.ASKED
 
-    def sent(self, *, in_use: bool) -> None:
+    def sent(self, *, in_use: bool) -> bool:
         """
         Take note that a plan carries the epoch to the ranks.
 
         Args:
             in_use: Some request has blocks.
+
+        Returns:
+            Whether it matters when the first one has, so that the next plan is to be told of.
         """
         self._is_sent = True
         self._is_clean &= not in_use
+        return self._is_clean
 
     def told(self, rank: int, news: WeightsNews) -> bool:
         """

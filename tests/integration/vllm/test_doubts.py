@@ -103,6 +103,19 @@ class TestChanged:
         assert HIT == engine.look_up()
         assert 1 == engine.scheduler.stats().data["gauges"]["ucm_weights_proven"]
 
+    def test_first_blocks_behind_a_reset_count_however_late_they_come(self, engine):
+        """R-07: an engine that stood idle behind a reset has blocks of its own with its first
+        request, and nothing is found once weights are loaded without another reset."""
+        engine.empty()
+        engine.ask()
+        assert HIT == engine.look_up()
+        engine.save("n")
+        engine.model.load_weights(2.0)
+        engine.work(engine.plan())
+        engine.ask()
+        assert NOTHING == engine.look_up()
+        assert engine.scheduler._doubts.name is None
+
     def test_blocks_of_weights_between_a_reset_and_a_load_are_not_stored(self, engine):
         """R-07: weights that nobody had read yet compute a request after a reset, and
         the former ones come back: what the engine's own cache has of these is not

@@ -94,6 +94,8 @@ class Doubts:
         self._on_proof = on_proof
         self._own_cache = OwnCache(None)
         self._asked_at: float | None = None
+        self.awaits_plan = True
+        """Whether ``sent`` has anything to take note of."""
         counters.set("ucm_weights_proven", 1)
 
     @property
@@ -137,7 +139,7 @@ class Doubts:
         Args:
             in_use: Requests have blocks, which the engine's own cache may have as well.
         """
-        self._weights.sent(in_use=in_use)
+        self.awaits_plan = self._weights.sent(in_use=in_use)
         if self._asked_at is None:
             self._asked_at = self._clock()
 
@@ -165,7 +167,7 @@ class Doubts:
             log.warning(WEIGHTS_MIXED, remedy=_MIXED)
         else:
             log.info(WEIGHTS_DOUBTED, reason=reason)
-        self._asked_at = None
+        self._asked_at, self.awaits_plan = None, True
         self._counters.set("ucm_weights_proven", 0)
         self._counters.reach("ucm_weights_doubted_total", self._weights.epoch)
         self._on_doubt(self._weights.epoch)

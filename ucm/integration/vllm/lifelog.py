@@ -119,16 +119,15 @@ class LifeLog:
 
     def ordered(self, plan: StepPlan) -> StepPlan:
         """Tell what a plan holds, and return it with the traces of its tickets."""
-        if not (plan.saves or plan.loads):
-            return plan
-        self._held(plan)
-        traces = self.traces_of(plan)
+        if self._log.is_enabled_for(logging.DEBUG):
+            self._held(plan)
+        traces = self.traces_of(plan) if self._has_traces else {}
         return replace(plan, traces=traces) if traces else plan
 
     def traces_of(self, plan: StepPlan) -> dict[int, str]:
         """Return the traces of tickets that have one owner, which brought one."""
         traces: dict[int, str] = {}
-        for order in (*plan.loads, *plan.saves) if self._has_traces else ():
+        for order in (*plan.loads, *plan.saves):
             record = self._records.of_life(order.owners[0].life)
             if len(order.owners) == 1 and record is not None and record.trace:
                 traces[order.transfer_id] = record.trace
@@ -138,7 +137,7 @@ class LifeLog:
 
     def _held(self, plan: StepPlan) -> None:
         """Tell which blocks the saves of a plan hold, until every rank lets go of them."""
-        for order in plan.saves if self._log.is_enabled_for(logging.DEBUG) else ():
+        for order in plan.saves:
             self._log.debug(
                 HOLD_TAKEN,
                 **whose(order.owners),

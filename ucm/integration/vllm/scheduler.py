@@ -116,10 +116,8 @@ class SchedulerHalf:
             on_proof=self._rekey,
         )
         self._is_closed = False
-        self._numbers = SchedulerNumbers(
-            *(self._counters, self._adapter, self._store, self._clock),
-            is_on=lambda: self._keyspace is not None and not self._is_closed,
-        )
+        tells = self._counters, self._adapter, self._store, self._clock
+        self._numbers = SchedulerNumbers(*tells)
         self.stats = self._numbers.stats
         summarize(self._log, self._counters.totals)
         how = {"mode": setup.mode.name, "reason": setup.mode.reason}
@@ -140,8 +138,8 @@ class SchedulerHalf:
             return
         self._tiers.agree(self._agreement)
         self._keyspace = self._agreement.keyspace()
-        sizes = self._setup.span_blocks(self._agreement.block_bytes())
-        self._adapter.resize(sizes)
+        self._numbers.is_on = not self._is_closed
+        self._adapter.resize(self._setup.span_blocks(self._agreement.block_bytes()))
         if self._doubts.name is not None:
             self._rekey(self._doubts.name)
 
@@ -153,11 +151,9 @@ class SchedulerHalf:
         or the rest of its prefix is being fetched.
         """
         self._lifelog.looked_up(request)
-        request_id = request.request_id
+        request_id, tiers = request.request_id, self._tiers
         self.running.own[request_id] = computed_tokens
-        if self._tiers.are_there and self._tiers.is_pending(
-            request_id, computed_tokens
-        ):
+        if tiers.are_there and tiers.is_pending(request_id, computed_tokens):
             return None, False
         if self._adapters.are_there and not self._adapters.may_match(request):
             return None, False
@@ -179,8 +175,8 @@ class SchedulerHalf:
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Have what tiers have of a new request's prefix fetched while it waits."""
         self.running.wishes_of(request)  # so that it is known to be there
-        may_ask = self._setup.mode.loads is not Loads.NOTHING
-        may_ask = may_ask and self._tiers.may_ask_early(request)
+        may_ask = self._tiers.are_there and self._tiers.may_ask_early(request)
+        may_ask = may_ask and self._setup.mode.loads is not Loads.NOTHING
         if may_ask and self._adapters.may_match(request):
             self._look_up(request, 0, is_early=True)
 
@@ -256,12 +252,14 @@ class SchedulerHalf:
         self._lookups.stepped(now, is_idle=not is_busy)
         self._doubts.look()
         plan = self._adapter.plan_step(self.running.step(output))
-        self._doubts.sent(in_use=bool(len(self.running)))
+        if self._doubts.awaits_plan:
+            self._doubts.sent(in_use=bool(len(self.running)))
         tokens = getattr(output, "total_num_scheduled_tokens", 0)
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             tokens -= sum(map(len, drafts.values()))
         self._paying.planned(tokens - len(output.num_scheduled_tokens), now)
-        plan = self._lifelog.ordered(self._tiers.planned(plan))
+        plan = self._tiers.planned(plan) if self._tiers.are_there else plan
+        plan = self._lifelog.ordered(plan) if plan.saves or plan.loads else plan
         self._lifelog.tell()
         return PlanEnvelope(encode(plan))
 
@@ -391,7 +389,7 @@ class SchedulerHalf:
         """Let go of the store. Idempotent."""
         if self._is_closed:
             return
-        self._is_closed = True
+        self._is_closed, self._numbers.is_on = True, False
         self._adapters.close()
         if all((self._neighbours.close(), self._forgetter.close())):
             self._store.close()

@@ -261,7 +261,6 @@ class SchedulerNumbers:
         adapter: Knows what is open.
         store: Says how full it is, or does not answer.
         clock: In seconds.
-        is_on: Returns whether the half has begun to serve, and is not closed.
     """
 
     def __init__(
@@ -270,13 +269,13 @@ class SchedulerNumbers:
         adapter: SchedulerAdapter,
         store: BypassStore,
         clock: Callable[[], float],
-        is_on: Callable[[], bool],
     ) -> None:
         self._counters = counters
         self._adapter = adapter
         self._store = store
         self._clock = clock
-        self._is_on = is_on
+        self.is_on = False
+        """Whether the half has begun to serve, and is not closed."""
         self._answers = True
         """Whether the store did when it was last asked how it stands."""
         self._told: Totals | None = None
@@ -312,7 +311,7 @@ class SchedulerNumbers:
     def _is_serving(self) -> bool:
         """Whether this engine's saves and loads are served, as far as is known here."""
         is_off = self._adapter.bypass or self._store.is_bypassed
-        return self._is_on() and self._answers and not is_off
+        return self.is_on and self._answers and not is_off
 
 
 def _tell_totals(counters: Counters, totals: Totals) -> None:
