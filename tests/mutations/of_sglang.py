@@ -87,8 +87,8 @@ SGLANG = (
         name="tier_that_does_not_answer_is_asked_on",
         why="A look-up waits four times as long for a tier that is gone.",
         file=_PAGES,
-        find="if fetched.reason is not Reason.ABSENT:",
-        replace="if fetched.found and Reason:",
+        find=".reason is not Reason.ABSENT:",
+        replace=".found and Reason:",
         killers=(
             f"{_OF_STATES}::test_tier_that_does_not_answer_is_asked_for_one_state",
         ),

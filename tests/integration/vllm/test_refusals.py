@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ucm.integration.vllm.weight_files import weights_digest
+from ucm.integration.weight_files import weights_digest
 
 
 def write_tensors(path: Path, tensors: dict[str, bytes]) -> None:

@@ -21,7 +21,7 @@ import torch
 from ucm.blocks import KeySpace
 from ucm.errors import ConfigError
 from ucm.integration.changes import engine_began_ns
-from ucm.integration.vllm.weight_files import is_changed_since, weights_digest
+from ucm.integration.weight_files import is_changed_since, weights_digest
 from ucm.layout import KVLayout
 from ucm.prefixes import keyspace_of, paged_layout
 

@@ -19,7 +19,7 @@ from ucm.integration.changes import engine_began_ns
 from ucm.integration.vllm.compat import engine_name, has
 from ucm.integration.vllm.identity import settings_of
 from ucm.integration.vllm.preflight import check_hashes
-from ucm.integration.vllm.weight_files import weights_name
+from ucm.integration.weight_files import weights_name
 from ucm.layout import KVLayout
 
 __all__ = ["check_hash_algorithm", "keyspace_of"]

@@ -8,7 +8,7 @@ import pytest
 from tests.integration.vllm.kit import DATA, change_byte, engine_config, model_files
 from ucm.errors import ConfigError
 from ucm.integration.changes import last_change_ns
-from ucm.integration.vllm.weight_files import (
+from ucm.integration.weight_files import (
     config_digest,
     is_changed_since,
     weights_digest,
