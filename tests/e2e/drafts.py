@@ -10,26 +10,15 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
+
 from tests.e2e import models
 
 __all__ = ["make_draft", "make_foreseeing"]
 
 _LAYER: Final = {"eagle": "layers.0", "eagle3": "midlayer"}
 _ARCHITECTURE: Final = {"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}
-_HEAD: Final = 32
-_QWEN2: Final = models.Recipe(
-    name="qwen2",
-    config_class="Qwen2Config",
-    config={
-        "vocab_size": 512,
-        "hidden_size": 128,
-        "intermediate_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 8192,
-    },
-)
+_QWEN2: Final = attrs.evolve(models.LLAMA, name="qwen2", config_class="Qwen2Config")
 
 
 def make_draft(method: str, model: Path, target: Path) -> Path:
@@ -98,7 +87,10 @@ def make_foreseeing(target: Path) -> Path:
     config = json.loads(path.read_text())
     config |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
     path.write_text(json.dumps(config))
-    width, keys = config["hidden_size"], config["num_key_value_heads"] * _HEAD
+    width, keys = (
+        config["hidden_size"],
+        config["num_key_value_heads"] * config["head_dim"],
+    )
     layer = "model.mtp_layers.0"
     shapes = {
         f"{layer}.input_proj": (width, 2 * width),
