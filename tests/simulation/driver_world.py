@@ -318,6 +318,7 @@ class DriverWorld:
     def _end(self) -> None:
         """Close, and see that all has ended and is given back."""
         self._check_stored()
+        self._check_recycled()
         self._before_close = len(self.driver.verbs)
         with self._own_device():
             (self._runtime or self.device).close()
@@ -333,10 +334,15 @@ class DriverWorld:
         if self.device._failure is None and self._trouble is not Trouble.HANG:
             self._check_given_back()
 
+    def _check_recycled(self) -> None:
+        """Events have passed and are free again before a close lets go of all."""
+        self.simulation.sleep(0.1)
+        if self.device._failure is None and self._trouble is not Trouble.HANG:
+            assert 0 == self.device.events.num_own, self.driver.failing
+
     def _check_given_back(self) -> None:
         """Nothing of a device that goes on is kept."""
-        left = (self.device.events.num_own, self.device.events.borrowed)
-        assert (0, {}) == left
+        assert {} == self.device.events.borrowed
         assert not [e for e in events._ABANDONED if e._hardware is self.hardware]
         assert not self.store._writing
         assert self._nth > self._before_close or {} == self.driver.pins
