@@ -74,6 +74,17 @@ def plots(results: Sequence[Found]) -> dict[str, str]:
 # -- the command -------------------------------------------------------------------
 
 
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e9:  # nor is NaN
+        raise ValueError
+    return number
+
+
+def _count(text: str) -> int:
+    return int(_positive(text)) or 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.replay",
@@ -83,11 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("traces", nargs="*", type=Path, metavar="TRACE", help="files of requests")
     add("--generate", choices=WORKLOADS, action="append", default=[], help="made up")
-    add("--minutes", type=float, default=60.0, help="length of what is made up")
-    add("--rate", type=float, default=1.0, help="its sessions per second")
+    add("--minutes", type=_positive, default=60.0, help="length of what is made up")
+    add("--rate", type=_positive, default=1.0, help="its sessions per second")
     add("--seed", type=int, default=1, help="of its random numbers")
     add("--write", type=Path, help="file for the last trace, to be replayed again")
-    add("--block-tokens", type=int, default=512, help="tokens of one hash id")
+    add("--block-tokens", type=_count, default=512, help="tokens of one hash id")
     add("--policy", choices=POLICIES, action="append", help="all if left out")
     add("--scenarios", action="store_true", help="also engines, retention, parts")
     add("--json", type=Path, help="file for the results")
@@ -146,21 +157,24 @@ def _run(given: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Replay what the command line says."""
-    given = _parser().parse_args(words)
-    if not (given.traces or given.generate):
-        raise SystemExit("replay: no trace: name a file, or --generate one")
-    try:
-        results = _run(given)
-    except TraceError as error:
-        raise SystemExit(f"replay: {error}") from None
+def _save(results: Sequence[Found], given: argparse.Namespace) -> None:
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if given.plots:
         given.plots.mkdir(parents=True, exist_ok=True)
         for name, drawn in plots(results).items():
             (given.plots / name).write_text(drawn, encoding="utf-8")
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Replay what the command line says."""
+    given = _parser().parse_args(words)
+    if not (given.traces or given.generate):
+        raise SystemExit("replay: no trace: name a file, or --generate one")
+    try:
+        _save(_run(given), given)
+    except (TraceError, OSError) as error:
+        raise SystemExit(f"replay: {error}") from None
 
 
 if __name__ == "__main__":

@@ -156,12 +156,30 @@ class TestCommand:
 
     @pytest.mark.parametrize(
         ("words", "told"),
-        [("", "no trace"), ("/nowhere/trace", "No such file")],
+        [
+            ("", "no trace"),
+            ("/nowhere/trace", "No such file"),
+            *(
+                (f"--generate chat --minutes 1 --policy lru {name} /dev/null/x", "/x")
+                for name in ("--write", "--json", "--plots")
+            ),
+        ],
     )
-    def test_nothing_to_replay_is_told(self, words: str, told: str) -> None:
-        """What is wrong, rather than a result of something else."""
+    def test_what_cannot_be_read_or_written_is_told(
+        self, words: str, told: str
+    ) -> None:
+        """What is wrong, in one line, rather than a result of something else."""
         with pytest.raises(SystemExit, match=told):
             replay.main(words.split())
+
+    @pytest.mark.parametrize(
+        "words",
+        ["--minutes nan", "--minutes inf", "--rate 0", "--block-tokens 0", "--rate x"],
+    )
+    def test_numbers_that_are_none_are_refused(self, words: str) -> None:
+        """Traces without an end, or without a session, are made up by nobody."""
+        with pytest.raises(SystemExit, match="2"):
+            replay.main(["--generate", "chat", *words.split()])
 
 
 class TestPage:
