@@ -18,7 +18,6 @@ from typing import Any
 
 from ucm import native
 from ucm.backends.abc import Backend, Presence, Verdict
-from ucm.backends.files import _ledger
 from ucm.backends.opening import open_backend
 from ucm.testing.backend_contract import fetch_sound, seal
 from ucm.testing.store_blocks import make_keys
@@ -75,7 +74,6 @@ async def _work(kind: str, path: str, number: int, told: int) -> None:
 
 
 async def _look(kind: str, path: str, told: int) -> None:
-    _ledger._SILENT_S = 0.0  # type: ignore[misc] - who was at it is dead
     backend = await _open(kind, path)
     there = [one is Presence.PRESENT for one in await backend.exists(_KEYS)]
     sound = [

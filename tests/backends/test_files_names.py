@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What writers on a share are called."""
+"""What writers on a share are called, and what is known of those that have ended."""
 
 import os
 import subprocess
@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
+from tests.backends.test_files_ledger import count, open_ledger
 from ucm.backends.files import _share
+from ucm.backends.files._ledger import Seen
 
 _IN_A_CONTAINER = ("unshare", "--map-root-user", "--pid", "--fork")
 
@@ -26,3 +28,20 @@ def test_processes_of_two_containers_have_two_names() -> None:
     assert here.partition(".")[2] == there.strip().partition(".")[2]
     assert here != there.strip()
     assert here == _share._identity(1) != _share._identity(os.getpid())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whose", ["ours", "another machine's", "nobody's"])
+def test_turn_of_a_process_that_has_ended_is_taken_at_once(tmp_path, whose) -> None:
+    """An agent that was killed amid a walk had all be full for a minute; of another machine nobody knows."""
+    told = (
+        "import os, pathlib, sys; from tests.backends.test_files_ledger import open_ledger; "
+        "open_ledger(pathlib.Path(sys.argv[1]))._begin(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", told, str(tmp_path)], check=True)
+    file, ledger = tmp_path / "room" / "collecting", open_ledger(tmp_path)
+    if whose != "ours":
+        name = "0" * 32 + file.read_text()[32:]
+        file.write_text(name if whose == "another machine's" else "")
+    assert Seen() == count(ledger)
+    assert (1 if whose == "ours" else 0) == count(ledger).number

@@ -16,6 +16,11 @@ _TALLIES = f"{_TESTS}::TestTallies"
 _WALK = "ucm/backends/files/_walk.py"
 _EVICT = "tests/backends/test_files_walk.py::TestEvict"
 _COLLECTING = f"{_TESTS}::TestCollecting"
+_ENDED = (
+    "tests/backends/test_files_names.py::"
+    "test_turn_of_a_process_that_has_ended_is_taken_at_once"
+)
+_SHARE = "ucm/backends/files/_share.py"
 
 SHARES = (
     Mutant(
@@ -81,9 +86,25 @@ SHARES = (
         name="died_amid_a_walk",
         why="No room is ever made again behind a machine that has died at it.",
         file=_LEDGER,
-        find="if max(self._age_s(touched), now - self._turn[1]) > _SILENT_S:",
-        replace="if False:",
+        find="silent_s > _SILENT_S or ",
+        replace="",
         killers=(f"{_COLLECTING}::test_turn_of_one_that_has_died_is_taken",),
+    ),
+    Mutant(
+        name="died_amid_a_walk_here",
+        why="An agent that was killed amid a walk has the share be full for all until a minute is over.",
+        file=_LEDGER,
+        find=" or self._share.has_ended(file)",
+        replace="",
+        killers=(_ENDED,),
+    ),
+    Mutant(
+        name="of_another_machine_it_has_ended",
+        why="Each machine takes another's turn to walk, as it knows no such process.",
+        file=_SHARE,
+        find=' and name.startswith(f"{here}.")',
+        replace="",
+        killers=(_ENDED,),
     ),
     Mutant(
         name="long_walk_is_silent",

@@ -12,7 +12,7 @@ Contents::
 
     room/WRITER_BLOCKS_BYTES_MOVING   a tally: what was put, and bytes that are about to be
     room/count-NUMBER                 a count; the highest number is the last one
-    room/collecting                   made by whoever walks, who touches it meanwhile
+    room/collecting                   made by whoever walks, named in it, who touches it meanwhile
 
 What is about to be put is told before, and what was put behind that: whoever looks may count it
 twice, but never not at all. The tally of a writer that was idle for long is removed as orphans are;
@@ -133,13 +133,12 @@ class Ledger:
         """So much the share's clock is ahead of this process's, once that is known."""
         self._newest = 0
         """Of the counts that lie there, when that was looked at last."""
-        self._number = 0
+        self._number = self._look = 0
         self._count: _Count | None = None
         """The one that is known, and how many were; those that lie there may begin anew."""
         self._counted_at = self._touched_at = 0.0
         self._vain = -1
         """The number behind which a later one was waited for in vain."""
-        self._look = 0
         self._turn = (0.0, 0.0)
         """When whoever walks had touched its file, and when that was first seen."""
         self._writers: KeysView[str] = {}.keys()
@@ -257,15 +256,16 @@ class Ledger:
         os.utime(file)
         self._ahead_s = os.stat(file).st_mtime - time.monotonic()
 
-    def _make(self, file: str) -> None:
-        """Make an empty file, and the directory for it."""
+    def _make(self, file: str, text: str = "") -> None:
+        """Make a file, and the directory for it."""
         try:
             fd = os.open(file, NEW, 0o600)
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self._room, 0o700)
             fd = os.open(file, NEW, 0o600)
-        os.close(fd)
+        with open(fd, "w") as made:
+            made.write(text)
 
     def _age_s(self, then_s: float) -> float:
         """Return how long ago a time of the share's was; 0 where that is not known, or ahead."""
@@ -286,8 +286,7 @@ class Ledger:
         return tallies
 
     def _list(self) -> tuple[dict[str, Tally], list[int]]:
-        tallies: dict[str, Tally] = {}
-        numbers = []
+        tallies, numbers = dict[str, Tally](), list[int]()
         try:
             there = entries_of(self._room)
         except FileNotFoundError:
@@ -353,7 +352,7 @@ class Ledger:
     def _begin(self) -> bool:
         """Begin to collect; False while another process does."""
         try:
-            self._make(f"{self._room}/{_LEASE}")
+            self._make(f"{self._room}/{_LEASE}", self._writer)
         except FileExistsError:
             self._end_silent()
             return False
@@ -370,7 +369,8 @@ class Ledger:
             touched = os.lstat(file).st_mtime
             if touched != self._turn[0]:
                 self._turn = (touched, now)
-            if max(self._age_s(touched), now - self._turn[1]) > _SILENT_S:
+            silent_s = max(self._age_s(touched), now - self._turn[1])
+            if silent_s > _SILENT_S or self._share.has_ended(file):
                 os.unlink(file)
 
     def _touch(self) -> None:

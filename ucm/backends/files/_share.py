@@ -76,7 +76,7 @@ _LEFT = re.compile(rf"{WRITER}(_-?\d+_\d+_\d+)?", re.ASCII)
 """What a writer that has died may have left."""
 _PIECE_BYTES, _MOST_PIECES = 1 << 20, 64
 """Written at a time, and how often at most, to find out whether there is room."""
-_FEW_FILES = 256
+_FEW_FILES = _MOST_NAME = 256
 _MOST_MARKED = 1 << 16
 _MOST_REFUSED = 1 << 10
 _NUMBERS = itertools.count()
@@ -350,6 +350,19 @@ class Share:
             self._marked.clear()
         self._marked.update(dict.fromkeys(itertools.compress(keys, are_due), now))
         return are_due
+
+    def has_ended(self, file: str) -> bool:
+        """Return whether a file names whoever made it, a process of this machine that runs no more."""
+        try:
+            with open(file, "rb", opener=lambda file, _: os.open(file, OLD)) as text:
+                name = text.read(_MOST_NAME).decode("ascii", "replace")
+        except OSError as exc:
+            if exc.errno in AWAY:
+                raise
+            return False
+        owner, here = name.rpartition(".")[0], self._me.partition(".")[0]
+        is_known = re.fullmatch(WRITER, name) and name.startswith(f"{here}.")
+        return bool(is_known) and not _is_alive(owner)
 
     def _paths(self, keys: Sequence[PackedKey]) -> list[bytes]:
         """Return where blocks lie; what spreads them is not what attackers choose."""
