@@ -20,6 +20,7 @@ __all__ = [
     "LeapingLoop",
     "RefusingThreads",
     "leaping",
+    "no_threads",
     "numbered_scopes",
 ]
 
@@ -66,6 +67,23 @@ class RefusingThreads(AdvancingThreads):
             self._times -= 1
             made.start = raising(RuntimeError("can't start new thread"))
         return made
+
+
+@contextlib.contextmanager
+def no_threads(name):
+    """Have the system start none of that name."""
+    start = threading.Thread.start
+
+    def starts(thread):
+        if thread.name == name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    threading.Thread.start = starts
+    try:
+        yield
+    finally:
+        threading.Thread.start = start
 
 
 class _Leap(selectors.DefaultSelector):

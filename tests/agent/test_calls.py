@@ -9,6 +9,7 @@ import weakref
 import anyio
 import pytest
 
+from tests.clocks import no_threads
 from ucm.agent.calls import ThreadCalls
 from ucm.testing.faults import Gate
 
@@ -69,6 +70,25 @@ class TestThreadCalls:
             assert left[0]() is None
         finally:
             gc.enable()
+
+    async def test_system_without_threads_is_asked_again(self):
+        """A call behind one that had none was waited for for ever, and the agent's end with it."""
+        calls = ThreadCalls(2)
+        with no_threads("ucm-calls"), pytest.raises(RuntimeError):
+            await calls(lambda: None)
+        assert "done" == await asyncio.wait_for(calls(lambda: "done"), LIMIT_S)
+
+    async def test_calls_share_the_threads_that_the_system_starts(self):
+        """An agent goes on with fewer."""
+        calls, gate, told = ThreadCalls(2), Gate(), []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(calls, gate)
+            await reached(gate)
+            with no_threads("ucm-calls"):
+                tasks.start_soon(calls, lambda: told.append(1))
+                await anyio.wait_all_tasks_blocked()
+            gate.open()
+        assert [1] == told
 
     async def test_threads_are_as_many_as_are_needed_and_end_with_it(self):
         """One serves who asks one call after the other; nobody has to close anything."""

@@ -7,6 +7,7 @@ import threading
 import anyio
 import pytest
 
+from tests.clocks import no_threads
 from ucm.backends._crew import Crew
 from ucm.testing.faults import Gate
 
@@ -43,6 +44,17 @@ class TestRun:
                 group.start_soon(crew.run, range(25), work, [None] * 25)
         assert 1 <= len(seen) <= 3
         await crew.aclose()
+
+    async def test_items_are_for_the_threads_that_the_system_starts(self):
+        """One that could not be started was counted as if it were there, and ended the agent."""
+        crew, results = Crew(2, "crew"), [0, 0]
+        await crew.run([1], lambda item: item, [0])
+        with no_threads("crew"):
+            await crew.run([1, 2], lambda item: item, results)
+        assert [1, 2] == results
+        await crew.run([1, 2], lambda item: item, results)
+        assert 2 == len(crew._threads)
+        assert await crew.aclose()
 
     async def test_long_batch_does_not_keep_a_short_one_waiting(self):
         """Batches take turns item by item."""

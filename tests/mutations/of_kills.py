@@ -15,9 +15,31 @@ _SHARES = "tests/stores/test_slab_reserving.py::TestShares"
 _TENANTS = "ucm/stores/slab/_tenants.py"
 _NODE = "ucm/agent/node.py"
 _PROCESS = "tests/agent/test_process.py::TestAgent"
+_CALLS = "tests/agent/test_calls.py::TestThreadCalls"
 _BUDGET = "tests/agent/test_fetch.py::TestBudget"
 
 KILLS = (
+    Mutant(
+        name="agent_ends_without_another_thread",
+        why="A machine that is short of threads for a moment has the agent end, and all that it was at.",
+        file="ucm/agent/calls.py",
+        find="            if not self._num_threads:\n                raise\n",
+        replace="            raise\n",
+        killers=(f"{_CALLS}::test_calls_share_the_threads_that_the_system_starts",),
+    ),
+    Mutant(
+        name="tier_ends_without_another_thread",
+        why="A machine that is short of threads for a moment has the agent end, and all that it was at.",
+        file="ucm/backends/_crew.py",
+        find="                if not self._threads:\n                    raise\n                break\n",
+        replace="                raise\n",
+        killers=(
+            (
+                "tests/backends/test_crew.py::TestRun::"
+                "test_items_are_for_the_threads_that_the_system_starts"
+            ),
+        ),
+    ),
     Mutant(
         name="one_tiers_rule_explains_all",
         why="A block that one tier took and lost is blamed on the rule of another.",

@@ -100,7 +100,7 @@ class ThreadCalls:
     holds is given back by what comes behind it. Threads end with this object.
 
     Args:
-        num_threads: At most.
+        num_threads: At most; fewer do where the system starts no more.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -110,7 +110,7 @@ class ThreadCalls:
         self._num_threads = 0
 
     async def __call__(self, function: Callable[[], _T]) -> _T:
-        """Return what *function* returns, or raise what it raises."""
+        """Return what *function* returns, or raise what it raises; RuntimeError: no thread can be started."""
         async with self._turns:
             if self._num_threads < self._most - self._turns.value:
                 self._hire()
@@ -126,10 +126,16 @@ class ThreadCalls:
         return cast(_T, result)
 
     def _hire(self) -> None:
-        self._num_threads += 1
-        weakref.finalize(self, self._queue.put, None)
         queue = (self._queue,)
-        Thread(target=_serve, args=queue, name="ucm-calls", daemon=True).start()
+        thread = Thread(target=_serve, args=queue, name="ucm-calls", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more; it is asked again
+            if not self._num_threads:
+                raise
+        else:
+            self._num_threads += 1
+            weakref.finalize(self, self._queue.put, None)
 
 
 def _serve(queue: "SimpleQueue[_Call | None]") -> None:

@@ -196,7 +196,7 @@ class Crew:
     A bounded number of threads, started as they are needed.
 
     Args:
-        num_threads: How many at most.
+        num_threads: How many at most; fewer do where the system starts no more.
         name: Of the threads.
         most_bytes: Of the items that are worked on at a time; 0: whatever they have.
     """
@@ -328,8 +328,13 @@ class Crew:
         wanted = min(self.num_threads, busy)
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more; it is asked again
+                if not self._threads:
+                    raise
+                break
             self._threads.append(thread)
-            thread.start()
 
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
