@@ -28,6 +28,19 @@ KILLS = (
         killers=(f"{_CALLS}::test_calls_share_the_threads_that_the_system_starts",),
     ),
     Mutant(
+        name="slow_drive_has_calls_without_end",
+        why="A drive with 8 ms a request and one thread is through with no call of 256 blocks in time.",
+        file="ucm/backends/disk/_backend.py",
+        find="min(_LEAST_BATCH, _FEW_BATCHED * threads)",
+        replace="_LEAST_BATCH",
+        killers=(
+            (
+                "tests/backends/test_disk_runs.py::TestTogether::"
+                "test_call_has_much_of_small_blocks[1-65536-32]"
+            ),
+        ),
+    ),
+    Mutant(
         name="tier_ends_without_another_thread",
         why="A machine that is short of threads for a moment has the agent end, and all that it was at.",
         file="ucm/backends/_crew.py",

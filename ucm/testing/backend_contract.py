@@ -323,5 +323,6 @@ class BackendContract(LoanContract):
             can = backend.capabilities
             assert can.medium.isidentifier()
             assert min(can.max_block_bytes, can.batch_blocks, can.in_flight) >= 1
+            assert can.batch_bytes >= 1
             stats = await backend.stats()
             assert stats.blocks in (0, None)

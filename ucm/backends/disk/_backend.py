@@ -49,10 +49,10 @@ _AT_ONCE_BYTES = 32 << 20
 _THREAD_BYTES = 8 << 20
 """Of a call for each of few threads, at which two calls have their turns request by request: larger ones
 would end together, and the drive wait until both are looked at."""
-_BATCHED, _LEAST_BATCH = 8, 256
-"""Blocks of a call for each thread, and of all: small ones side by side are one request, so that 64 KB
-cost a third less CPU than with two; and each call costs the loop and its threads a millisecond,
-however few threads there are."""
+_BATCHED, _FEW_BATCHED, _LEAST_BATCH = 8, 32, 256
+"""Blocks of a call for each thread: small ones side by side are one request, so that 64 KB cost a third
+less CPU than with two. Each call costs the loop and its threads a millisecond, however few threads there
+are: so it has 256, but for each of few no more than a slow drive finds in time, wherever they lie."""
 
 
 class _End(enum.Enum):
@@ -128,10 +128,15 @@ class DiskBackend(Backend):
             shared=False,
             durable=self._settings.durability.value,
             max_block_bytes=self._slots.geometry.max_block_bytes,
-            batch_blocks=max(_LEAST_BATCH, _BATCHED * self._settings.threads),
+            batch_blocks=self._batch_blocks,
             in_flight=2,
             batch_bytes=min(_AT_ONCE_BYTES, self._settings.threads * _THREAD_BYTES),
         )
+
+    @property
+    def _batch_blocks(self) -> int:
+        threads = self._settings.threads
+        return max(_BATCHED * threads, min(_LEAST_BATCH, _FEW_BATCHED * threads))
 
     def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
         """Tell of what the index finds, and of what no more."""
