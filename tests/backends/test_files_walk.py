@@ -98,6 +98,16 @@ class TestEvict:
         assert 6 == walk.evict(140, now_ns=20 * 10**9)
         assert [*range(6, 20)] == there(files)
 
+    def test_what_is_used_amid_a_walk_goes_last(self, tmp_path, monkeypatch):
+        """A walk may last an hour: what was put meanwhile went first, as if of a time to come."""
+        share = Share(tmp_path / "s", touch_s=0, orphan_s=3600, lasting=False)
+        share.claim("tiers.0.path")
+        files = fill(tmp_path / "s" / "blocks", 4)
+        monkeypatch.setattr(share, "_now", iter([10.0, 100.0]).__next__)
+        counted = share.collect(39, 30, alive=lambda: os.utime(files[3], (50, 50)))
+        assert (3, 1) == (counted.num_blocks, counted.num_evicted)
+        assert [1, 2, 3] == there(files)
+
     def test_time_that_no_array_takes_is_no_hindrance(self, tmp_path):
         """Of one such block no walk came to an end, and the share was full for good."""
         share = Share(tmp_path / "s", touch_s=0, orphan_s=3600, lasting=False)

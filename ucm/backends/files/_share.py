@@ -247,14 +247,16 @@ class Share:
             What is left; None if the share could not be read.
         """
         try:
-            now_s = self._now()
-            num_swept = self._sweep_all(now_s)
+            num_swept = self.sweep()
             walk, bound, num_evicted = Walk(self._blocks, alive), None, 0
             if refused_bytes > 0 and not self._takes(refused_bytes):
                 bound = walk.nbytes - walk.nbytes // SPARE
                 most_bytes = min(most_bytes, bound)
                 wanted_bytes = min(wanted_bytes, bound - bound // SPARE)
             if walk.nbytes > most_bytes:
+                now_s = (
+                    self._now()
+                )  # behind the walk: what was used amid it was not later
                 now_ns = None if now_s is None else int(now_s * 1e9)
                 num_evicted = walk.evict(wanted_bytes, now_ns)
         except OSError:
@@ -295,10 +297,7 @@ class Share:
         Raises:
             OSError: The share cannot be read.
         """
-        return self._sweep_all(self._now())
-
-    def _sweep_all(self, now_s: float | None) -> int:
-        if now_s is None:
+        if (now_s := self._now()) is None:
             return 0  # a share that is full or read-only is counted, and gets room, all the same
         with contextlib.suppress(FileNotFoundError):
             self._sweep(self.path(ROOM), now_s)
