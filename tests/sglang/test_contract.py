@@ -81,6 +81,14 @@ def test_everything_that_writes_weights_asks_for_its_runners_first() -> None:
     assert 6 == len(writers)
     for each in writers:
         assert "self._select_runners(" in ast.unparse(each), each.name
+    (check,) = (
+        each for each in updater.body if getattr(each, "name", "") == "check_weights"
+    )
+    assert isinstance(check, ast.FunctionDef)  # which the door knows by its code
+    assert ["self", "recv_req"] == [arg.arg for arg in check.args.args]
+    assert not check.decorator_list
+    (asks,) = (each for each in ast.walk(check) if isinstance(each, ast.For))
+    assert "self._select_runners(recv_req.selector)" == ast.unparse(asks.iter)
     checker = class_of("WeightChecker", "sglang/srt/utils/weight_checker.py")
     (handle,) = (one for one in checker.body if getattr(one, "name", "") == "handle")
     actions = {

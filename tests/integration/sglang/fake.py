@@ -241,7 +241,7 @@ def installed(
         f"Metadata-Version: 2.1\nName: sglang\nVersion: {release}\n"
     )
     updater = SchedulerWeightUpdaterManager
-    select, check = updater._select_runners, updater.check_weights
+    select = updater._select_runners
     sys.path.insert(0, str(site))
     doors = "ucm.integration.sglang"
     fresh = ("sglang", f"{doors}.linker", f"{doors}.hicache")
@@ -260,7 +260,7 @@ def installed(
         )
     finally:
         sys.path.remove(str(site))
-        updater._select_runners, updater.check_weights = select, check
+        updater._select_runners = select
         for name in [name for name in sys.modules if name.startswith(fresh)]:
             del sys.modules[name]
 

@@ -200,13 +200,13 @@ def test_weights_that_are_read_stay_those_of_the_keys(
 ) -> None:
     """R-81: SGLang's check of weights reads them, or resets them; behind new ones it proves nothing."""
     names, updater = hashes(2), fake.SchedulerWeightUpdaterManager()
-    asked = types.SimpleNamespace(action=action)
-    storage = kit.storage()
+    asked, check = types.SimpleNamespace(action=action), updater.check_weights
+    storage = kit.storage()  # attached while SGLang runs, which has bound its methods
     assert [True] * 2 == storage.batch_set_v1(names, slots([1, 2]))
-    assert (action, [("target", "all")]) == updater.check_weights(asked)
+    assert (action, [("target", "all")]) == check(asked)
     assert found == storage.batch_exists(names)
     updater.update_weights_from_disk()
-    updater.check_weights(asked)
+    check(asked)
     assert 0 == storage.batch_exists(names)
 
 

@@ -11,6 +11,7 @@ Threading: the scheduler's thread; ``Doubt.is_set`` is read on any.
 
 import importlib.metadata
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -306,11 +307,10 @@ class Doubt:
 
     def __init__(self) -> None:
         self.is_set = False
-        self._reads = False
 
     def _asked(self) -> None:
-        """Take note that somebody is about to write weights, or only to read them."""
-        if not (self._reads or self.is_set):
+        """Take note that somebody is about to write weights."""
+        if not self.is_set:
             self.is_set = True
             _LOG.warning(
                 "Weights are written: ucm finds and saves nothing from now on, until the "
@@ -327,22 +327,16 @@ class Doubt:
         doubt = vars(asked).get(_LISTENS)
         if isinstance(doubt, cls):
             return doubt
-        found = cls()
+        found, checks = cls(), updater.check_weights.__code__
 
         def select_runners(*args: Theirs, **kwargs: Theirs) -> Theirs:
-            found._asked()
+            # Known by its code: SGLang may have bound that method before anybody could listen.
+            who = sys._getframe(1)  # noqa: SLF001
+            is_check = who.f_code is checks
+            if not (is_check and who.f_locals["recv_req"].action in _READS):
+                found._asked()
             return asked(*args, **kwargs)
 
-        checks: Callable[..., Theirs] = updater.check_weights
-
-        def check_weights(manager: Theirs, recv_req: Theirs) -> Theirs:
-            found._reads = recv_req.action in _READS
-            try:
-                return checks(manager, recv_req)
-            finally:
-                found._reads = False
-
-        updater.check_weights = check_weights
         vars(select_runners)[_LISTENS] = found
         updater._select_runners = select_runners  # noqa: SLF001 - likewise
         return found
