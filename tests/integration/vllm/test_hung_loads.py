@@ -4,6 +4,9 @@
 import contextlib
 
 from tests.integration.vllm.test_halves import Engine, make_setup, request
+from ucm.integration.vllm.messages import plan_in
+from ucm.reasons import Reason
+from ucm.scheduler.messages import Failure, StepReport, encode
 from ucm.testing.faults import Gate
 
 
@@ -43,3 +46,35 @@ class TestTogether:
             assert (0, False) == engine.scheduler.match(request("w"), 0)
             assert (set(), {"v"}, set()) == engine.work(engine.plan())
             assert (set(), {"w"}, set()) == engine.load("w")
+
+    def test_failures_that_are_told_ahead_of_their_ends_count(self, tmp_path):
+        """R-14: a report may say that loads failed, and a later one that they are through: the
+        store is bypassed with the first, and is not taken for well with the second."""
+        with contextlib.ExitStack() as stack:
+            engine = Engine(make_setup(tmp_path))
+            for half in (engine.scheduler, engine.worker):
+                stack.enter_context(contextlib.closing(half))
+            engine.register()
+            engine.save()
+            half, loads = engine.scheduler, []
+            for at, name in enumerate("stu"):
+                one = request(name)
+                assert (48, True) == half.match(one, 0)
+                half.allocated(one, [[3 * at + 1, 3 * at + 2, 3 * at + 3]], 48)
+                loads += plan_in(engine.plan()).loads
+            failures = [
+                Failure(
+                    transfer_id=load.transfer_id,
+                    request_id=load.request_id,
+                    generation=load.generation,
+                    group_id=0,
+                    bad_hash=b"",
+                    reason=Reason.DEADLINE,
+                )
+                for load in loads
+            ]
+            half._apply_report(encode(StepReport(rank=0, failures=tuple(failures))))
+            assert half.store.is_bypassed
+            done = tuple(load.transfer_id for load in loads)
+            half._apply_report(encode(StepReport(rank=0, loads_done=done)))
+            assert half.store.is_bypassed
