@@ -93,6 +93,19 @@ SCHED = (
         ),
     ),
     Mutant(
+        name="resumed_is_not_new",
+        why="A save is torn by a resumed request, which is given the blocks that it still reads.",
+        file=_RUNNING,
+        find="is_new = bool(blocks) or request_id in resumed\n",
+        replace="is_new = bool(blocks)\n",
+        killers=(
+            (
+                f"{_STEPS}::"
+                "test_resumed_request_waits_for_saves_of_blocks_that_it_computes_anew"
+            ),
+        ),
+    ),
+    Mutant(
         name="resumed_prefix_fenced",
         why="A step waits for saves of blocks that a resumed request only reads.",
         file=_RUNNING,

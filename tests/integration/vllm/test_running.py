@@ -171,6 +171,16 @@ def test_resumed_request_waits_for_no_save_of_blocks_that_it_only_reads() -> Non
     running.half.close()
 
 
+def test_resumed_request_waits_for_saves_of_blocks_that_it_computes_anew() -> None:
+    """Of the blocks of a resumed request, a save of those that its step writes is fenced: they
+    were given back with the request's former life, whose save still reads them."""
+    running = Running(ONE_FULL, 1)
+    (save,) = running.step(PROMPT).saves
+    running.computed = 0
+    assert (save.transfer_id,) == running.step(4, resumes=True).fences
+    running.half.close()
+
+
 def saved_in(plan: StepPlan) -> list[int]:
     """Return the blocks that a plan saves."""
     return [block_id for save in plan.saves for block_id in save.block_ids]
