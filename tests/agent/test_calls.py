@@ -17,15 +17,22 @@ pytestmark = pytest.mark.asyncio
 LIMIT_S = 60.0
 
 
+@pytest.fixture
+def calls():
+    """Return what calls on two threads at most; they end with the test."""
+    with ThreadCalls(2) as calls:
+        yield calls
+
+
 async def reached(gate):
     """Wait until a thread stands at a gate, and let the loop go on meanwhile."""
     await asyncio.to_thread(gate.wait_reached)
 
 
 class TestThreadCalls:
-    async def test_call_that_has_begun_is_waited_for_when_cancelled(self):
+    async def test_call_that_has_begun_is_waited_for_when_cancelled(self, calls):
         """What a slab's verb returns is not lost with who asked for it: it may hold slots."""
-        calls, gate, told = ThreadCalls(1), Gate(), []
+        gate, told = Gate(), []
 
         async def ask():
             told.append(await calls(lambda: gate() or "done"))
@@ -39,20 +46,21 @@ class TestThreadCalls:
 
     async def test_call_that_waits_for_a_thread_is_given_up_when_cancelled(self):
         """Nobody waits for all calls before its own, and it is never made."""
-        calls, gate, made = ThreadCalls(1), Gate(), []
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(calls, gate)
-            await reached(gate)
-            with anyio.move_on_after(0):
-                await calls(lambda: made.append(1))
-            gate.open()
-        await calls(lambda: None)
+        gate, made = Gate(), []
+        with ThreadCalls(1) as calls:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(calls, gate)
+                await reached(gate)
+                with anyio.move_on_after(0):
+                    await calls(lambda: made.append(1))
+                gate.open()
+            await calls(lambda: None)
         assert not made
 
     @pytest.mark.parametrize("error", [OSError("no"), SystemExit(1)])
-    async def test_error_is_raised_to_who_asked_and_keeps_nothing(self, error):
+    async def test_error_is_raised_to_who_asked_and_keeps_nothing(self, calls, error):
         """Whatever a call raises; where the collector looks rarely, no frame stays with it."""
-        calls, left = ThreadCalls(1), []
+        left = []
 
         def fail():
             mine = Gate()
@@ -71,16 +79,15 @@ class TestThreadCalls:
         finally:
             gc.enable()
 
-    async def test_system_without_threads_is_asked_again(self):
+    async def test_system_without_threads_is_asked_again(self, calls):
         """A call behind one that had none was waited for for ever, and the agent's end with it."""
-        calls = ThreadCalls(2)
         with no_threads("ucm-calls"), pytest.raises(RuntimeError):
             await calls(lambda: None)
         assert "done" == await asyncio.wait_for(calls(lambda: "done"), LIMIT_S)
 
-    async def test_calls_share_the_threads_that_the_system_starts(self):
+    async def test_calls_share_the_threads_that_the_system_starts(self, calls):
         """An agent goes on with fewer."""
-        calls, gate, told = ThreadCalls(2), Gate(), []
+        gate, told = Gate(), []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(calls, gate)
             await reached(gate)
@@ -91,22 +98,22 @@ class TestThreadCalls:
         assert [1] == told
 
     async def test_threads_are_as_many_as_are_needed_and_end_with_it(self):
-        """One serves who asks one call after the other; nobody has to close anything."""
-        calls, gates, seen = ThreadCalls(2), [Gate(), Gate()], set()
-        first = await calls(threading.current_thread)
-        assert first is await calls(threading.current_thread)
-        async with anyio.create_task_group() as tasks:
-            for gate in gates:
-                tasks.start_soon(
-                    calls,
-                    lambda gate=gate: seen.add(threading.current_thread()) or gate(),
-                )
-                await reached(gate)
-            tasks.start_soon(calls, lambda: seen.add(threading.current_thread()))
-            for gate in gates:
-                gate.open()
+        """One serves who asks one call after the other, and none is left behind an agent."""
+        gates, seen = [Gate(), Gate()], set()
+        with ThreadCalls(2) as calls:
+            first = await calls(threading.current_thread)
+            assert first is await calls(threading.current_thread)
+            async with anyio.create_task_group() as tasks:
+                for gate in gates:
+                    tasks.start_soon(
+                        calls,
+                        lambda gate=gate: (
+                            seen.add(threading.current_thread()) or gate()
+                        ),
+                    )
+                    await reached(gate)
+                tasks.start_soon(calls, lambda: seen.add(threading.current_thread()))
+                for gate in gates:
+                    gate.open()
         assert 2 == len(seen)
-        del calls
-        for thread in seen:
-            thread.join(LIMIT_S)
-            assert not thread.is_alive()
+        assert not any(thread.is_alive() for thread in seen)

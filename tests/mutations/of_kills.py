@@ -23,7 +23,7 @@ KILLS = (
         name="agent_ends_without_another_thread",
         why="A machine that is short of threads for a moment has the agent end, and all that it was at.",
         file="ucm/agent/calls.py",
-        find="            if not self._num_threads:\n                raise\n",
+        find="            if not self._threads:\n                raise\n",
         replace="            raise\n",
         killers=(f"{_CALLS}::test_calls_share_the_threads_that_the_system_starts",),
     ),

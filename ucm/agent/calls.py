@@ -9,11 +9,10 @@ that a slow drive or network can be through with it. Nor does the loop go throug
 import asyncio
 import contextlib
 import itertools
-import weakref
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import Final, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import anyio
 import anyio.lowlevel
@@ -34,6 +33,8 @@ CALL_BYTES: Final = 32 << 20
 
 _IN_TURN: Final = 1 << 10
 """Blocks that the loop goes through before others have their turn."""
+_ENDS_S: Final = 5.0
+"""Until a thread must have ended: only one whose call nobody waited for has one still."""
 
 _T = TypeVar("_T")
 _Future: TypeAlias = asyncio.Future[tuple[object, BaseException | None]]
@@ -97,7 +98,9 @@ class ThreadCalls:
     Carries blocking calls out on threads, so many at a time.
 
     A call that has begun is waited for, whatever becomes of who asked for it: what it
-    holds is given back by what comes behind it. Threads end with this object.
+    holds is given back by what comes behind it.
+
+    Used as a context manager: threads end as it is left, when nobody calls any more.
 
     Args:
         num_threads: At most; fewer do where the system starts no more.
@@ -107,12 +110,21 @@ class ThreadCalls:
         self._most = num_threads
         self._turns = anyio.Semaphore(num_threads, fast_acquire=True)
         self._queue: SimpleQueue[_Call | None] = SimpleQueue()
-        self._num_threads = 0
+        self._threads: list[Thread] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
+        while self._threads:
+            self._threads.pop().join(_ENDS_S)
 
     async def __call__(self, function: Callable[[], _T]) -> _T:
         """Return what *function* returns, or raise what it raises; RuntimeError: no thread can be started."""
         async with self._turns:
-            if self._num_threads < self._most - self._turns.value:
+            if len(self._threads) < self._most - self._turns.value:
                 self._hire()
             with anyio.CancelScope(shield=True):
                 over = asyncio.get_running_loop().create_future()
@@ -131,11 +143,10 @@ class ThreadCalls:
         try:
             thread.start()
         except RuntimeError:  # the system has no more; it is asked again
-            if not self._num_threads:
+            if not self._threads:
                 raise
         else:
-            self._num_threads += 1
-            weakref.finalize(self, self._queue.put, None)
+            self._threads.append(thread)
 
 
 def _serve(queue: "SimpleQueue[_Call | None]") -> None:

@@ -147,6 +147,7 @@ class Node:
             ConfigError: A tier cannot be used.
         """
         async with self._stack:
+            self._stack.enter_context(self._call)
             await self._open_tiers()
             listener = await self._listen()
             self._log.info(AGENT_STARTED, media=self._media, pid=os.getpid())
