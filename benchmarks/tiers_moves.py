@@ -220,9 +220,10 @@ class Agent:
 
     async def close(self) -> None:
         """Close tier and slab."""
-        await self._end()
-        await self._tier.aclose()
-        self._slab.close()
+        with self._call:
+            await self._end()
+            await self._tier.aclose()
+            self._slab.close()
 
     async def prepare_put(self) -> None:
         """Have all blocks in the slab, and none in the tier."""

@@ -76,7 +76,9 @@ _LEFT = re.compile(rf"{WRITER}(_-?\d+_\d+_\d+)?", re.ASCII)
 """What a writer that has died may have left."""
 _PIECE_BYTES, _MOST_PIECES = 1 << 20, 64
 """Written at a time, and how often at most, to find out whether there is room."""
-_FEW_FILES = _MOST_NAME = 256
+_FEW_FILES = 256
+_MOST_NAME = 256
+"""Bytes that are read of what may be a writer's name."""
 _MOST_MARKED = 1 << 16
 _MOST_REFUSED = 1 << 10
 _NUMBERS = itertools.count()
@@ -254,9 +256,8 @@ class Share:
                 most_bytes = min(most_bytes, bound)
                 wanted_bytes = min(wanted_bytes, bound - bound // SPARE)
             if walk.nbytes > most_bytes:
-                now_s = (
-                    self._now()
-                )  # behind the walk: what was used amid it was not later
+                # Behind the walk: what was used amid it was not later.
+                now_s = self._now()
                 now_ns = None if now_s is None else int(now_s * 1e9)
                 num_evicted = walk.evict(wanted_bytes, now_ns)
         except OSError:

@@ -130,8 +130,8 @@ class Pages:
         """
         Have tiers bring the last of these pages that they have, if it is among the last four.
 
-        Which they have is told one at a time, and each may take ``timeout.fetch``; who cannot
-        be asked for one is asked for no other. Any thread.
+        Which they have is told one at a time, each within half of the time that is left;
+        who cannot be asked for one is asked for no other. Any thread.
         """
         with contextlib.suppress(UCMError):
             for each in reversed(hashes[-_LOOKS:]):
