@@ -46,7 +46,7 @@ AGENT = (
         name="late_tiers_untold",
         why="A slow tier looks like a prompt that nobody has ever asked.",
         file="ucm/integration/vllm/lookups.py",
-        find="if shortfall is not None and lookup.miss is not None:",
+        find="if shortfall is not None and known.miss is not None:",
         replace="if False:",
         killers=(
             "tests/integration/vllm/test_lookups.py::TestReasons::test_tiers_that_were_late_are_the_reason",

@@ -204,7 +204,7 @@ USES = (
         name="wishes_lost",
         why="A request that hits nothing has no tenant and no retention.",
         file="ucm/integration/vllm/running.py",
-        find="            wishes=self._wishes.get(request_id, _NOBODY)[1],\n",
+        find="                wishes=NO_WISHES if known is None else known.wishes,\n",
         replace="",
         killers=(f"{_HALVES}::test_moment_and_tenant_go_with_what_is_saved",),
     ),

@@ -200,8 +200,8 @@ WHY = (
         name="each_question_counts",
         why="R-71: a request that waits for room is a miss in each step.",
         file=_LOOKUPS,
-        find="match, lookup.match = lookup.match, None",
-        replace="match = lookup.match",
+        find="match, known.match = known.match, None",
+        replace="match = known.match",
         killers=(
             f"{_LOOK_UPS}::test_each_life_is_counted_and_told_once_however_often_it_was_asked",
         ),

@@ -30,8 +30,8 @@ WORKER = (
         name="last_steps_before_others",
         why="Who waits to run waits for copies that would go on beside it.",
         file="ucm/integration/vllm/last_steps.py",
-        find="if half.running.num_wishes:",
-        replace="if half.running:",
+        find="if half.running:",
+        replace="if half.running.have_blocks:",
         killers=(f"{_LAST}::test_while_somebody_waits_they_are_steps_of_the_engine",),
     ),
     Mutant(

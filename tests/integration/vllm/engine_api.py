@@ -46,7 +46,7 @@ _ARGUMENTS = {
     "connector_output": "KVConnectorOutput",
     "request": "Request",
 }
-"""What arguments of these names are, whatever the comment beside them."""
+"""What arguments, and attributes of ours, of these names are, whatever is said beside them."""
 
 
 @cache
@@ -181,7 +181,9 @@ class _Function(ast.NodeVisitor):
             return _item(self._type(node.value))
         if isinstance(node, ast.Attribute):
             owner = self._type(node.value)
-            texts = NAMES.get(f"{owner}.{node.attr}", {}) if owner in CLASSES else {}
+            if owner not in CLASSES:
+                return _ARGUMENTS.get(node.attr, "")
+            texts = NAMES.get(f"{owner}.{node.attr}", {})
             return _plain(next(iter(texts), ""))
         return ""
 

@@ -51,7 +51,7 @@ def kept_behind_all(it: World, acts: int) -> int:
     for _ in range(acts):
         it.host.act()
         counts = it.scheduler.counts()
-        kept += not counts["wishes"] and counts["deferred"] > 0
+        kept += not counts["requests"] and counts["deferred"] > 0
     it.run(0)
     return kept
 

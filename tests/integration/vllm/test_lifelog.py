@@ -13,7 +13,9 @@ from tests.rig import null_log
 from tests.traces import logs_closed
 from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.messages import plan_in
+from ucm.integration.vllm.running import Known
 from ucm.scheduler.records import Records
+from ucm.scheduler.requests import NO_WISHES
 from ucm.story.files import Reading, find_logs, read_logs
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -189,7 +191,7 @@ class TestTrace:
         for number in range(600):
             one = request(f"r{number}")
             one.trace_headers = {"traceparent": TRACEPARENT}
-            log.looked_up(one)
+            log.begun(Known(one, NO_WISHES))
             life = (one.request_id, number)
             records.begun(life)
             owner = SimpleNamespace(life=life)

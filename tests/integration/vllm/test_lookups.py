@@ -20,6 +20,7 @@ from tests.stores.slab_kit import index_path
 from tests.traces import logs_closed
 from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import plan_in
+from ucm.integration.vllm.running import Known
 from ucm.integration.vllm.setup import Setup
 from ucm.metrics import Counters
 from ucm.reasons import Reason
@@ -320,12 +321,13 @@ class TestReasons:
                 paying=engine.scheduler._paying,
                 counters=counters,
             )
-            for name in ("r", "s"):
-                lookups.looked(name, PrefixMatch(0, MatchReason.TOO_SHORT), 0, 0.0)
-            miss = lookups.decided("r").miss
+            known = {name: Known(request(name), NO_WISHES) for name in "rs"}
+            for each in known.values():
+                lookups.looked(each, PrefixMatch(0, MatchReason.TOO_SHORT), 0, 0.0)
+                lookups.decided(each)
+            miss = known["r"].miss
             assert miss is not None
             assert f"its adapter: {problem}" == miss.detail["text"]
-            lookups.decided("s")
         missed = "ucm_missed_lookups_total"
         assert (1, 1) == (
             counters.total(missed, reason=expected),
@@ -338,30 +340,33 @@ class TestReasons:
         """R-71: a request for which the engine keeps no room would be asked for for ever, and
         hold up all behind it; while something runs, or a moment only, it just waits."""
         hit = PrefixMatch(64, MatchReason.HIT)
+        known = Known(request("r"), NO_WISHES)
         with logs_closed(), running(setup_of(tmp_path)) as engine:
             lookups = engine.scheduler._lookups
 
             def wait(seconds: float, *, is_idle: bool) -> int:
                 for step in range(100):
                     now = 50.0 + seconds * step / 100
-                    lookups.looked("r", hit, 0, now)
+                    lookups.looked(known, hit, 0, now)
                     lookups.stepped(now, is_idle=is_idle)
-                return lookups.within("r", NO_WISHES).most_loaded
+                return lookups.within(known).most_loaded
 
             assert NO_LIMIT == wait(10.0, is_idle=False)
             assert NO_LIMIT == wait(0.9, is_idle=True)
             for step in range(100):
                 lookups.stepped(60.0 + step, is_idle=True)  # nobody asks: it is paused
-            assert NO_LIMIT == lookups.within("r", NO_WISHES).most_loaded
+            assert NO_LIMIT == lookups.within(known).most_loaded
             assert 56 == wait(1.1, is_idle=True)
-            assert 9 == lookups.within("r", Wishes(most_loaded=9)).most_loaded
-            assert NO_LIMIT == lookups.within("s", NO_WISHES).most_loaded
+            known.wishes = Wishes(most_loaded=9)
+            assert 9 == lookups.within(known).most_loaded
+            known.wishes = NO_WISHES
             shorter = PrefixMatch(48, MatchReason.LIMITED, 64)
-            lookups.looked("r", shorter, 0, 80.0)
-            miss = lookups.decided("r").miss
+            lookups.looked(known, shorter, 0, 80.0)
+            lookups.decided(known)
+            miss = known.miss
             assert miss is not None
             assert ("queue", True) == (miss.reason, "no room" in miss.detail["text"])
-            assert NO_LIMIT == lookups.within("r", NO_WISHES).most_loaded
+            assert NO_LIMIT == lookups.within(known).most_loaded
 
     def test_hit_that_somebody_else_holds_up_is_offered_whole(
         self, tmp_path: Path
@@ -369,6 +374,7 @@ class TestReasons:
         """R-71: where the engine has blocks by far, it is not for want of them that a hit is
         not taken up: another connector that was still asked lost ours an eighth a second."""
         with logs_closed(), running(setup_of(tmp_path)) as engine:
+            known = Known(request("r"), NO_WISHES)
             pool = SimpleNamespace(get_num_free_blocks=lambda: pool.free)
             engine.scheduler.watch_cache(pool)
             lookups = engine.scheduler._lookups
@@ -376,9 +382,9 @@ class TestReasons:
             def wait(free: int, match: PrefixMatch) -> int:
                 pool.free = free
                 for step in range(100):
-                    lookups.looked("r", match, 16, 0.1 * step)
+                    lookups.looked(known, match, 16, 0.1 * step)
                     lookups.stepped(0.1 * step, is_idle=True)
-                return lookups.within("r", NO_WISHES).most_loaded
+                return lookups.within(known).most_loaded
 
             hit = PrefixMatch(64, MatchReason.MISS, 100 * 16)
             assert NO_LIMIT == wait(2 * 101 + 64, hit)

@@ -246,8 +246,9 @@ class TestHalves:
         (order,) = compute(engine, one).saves
         assert 2 == len(order.block_ids)
         assert not engine.scheduler.finished("r", [[1, 2, 3]])
-        assert (32, True) == engine.scheduler.match(request("q"), 0)
-        engine.scheduler.allocated(request("q"), [[5, 6, 7]], 0)
+        other = request("q")
+        assert (32, True) == engine.scheduler.match(other, 0)
+        engine.scheduler.allocated(other, [[5, 6, 7]], 0)
         counted = engine.scheduler.counters.total
         assert 1 == counted("ucm_missed_lookups_total", reason="admission")
         engine.scheduler.finished("q")

@@ -64,7 +64,7 @@ class LastSteps:
         half = self._half
         if not self._are_ours or isinstance(half, MockSchedulerHalf):
             return
-        if half.running.num_wishes:  # of whoever has come and is not over
+        if half.running:  # somebody has come, and is not over
             return
         worker = self._worker() if half.counts()["deferred"] else None
         if worker is None or worker.has_connector_metadata():  # amid a step of its own

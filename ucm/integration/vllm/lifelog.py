@@ -13,7 +13,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from ucm.blocks import id_in_log, whose
-from ucm.integration.vllm.lookups import Lookup
+from ucm.integration.vllm.running import Known
 from ucm.scheduler.messages import StepPlan, StepReport
 from ucm.scheduler.misses import Miss
 from ucm.scheduler.records import Record, Records
@@ -55,35 +55,34 @@ class LifeLog:
         self._tells_misses = is_told(log, PREFIX_MISSED)
         self._has_traces = False
 
-    def looked_up(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
-        """Take note of a request, which is asked about again in every step."""
-        present = self._records.present
+    def begun(self, known: Known) -> Record:
+        """Return the record of a request, which begins with its first look-up."""
+        request, present = known.request, self._records.present
         record = present.get(request.request_id)
         if record is None:  # no detour by ``__missing__``
             record = present[request.request_id] = Record(request.request_id)
-        if not record.began_s:
-            record.began_s = unix_now()
-            record.prompt_tokens = request.num_prompt_tokens
-            if headers := getattr(request, "trace_headers", None):
-                record.trace = traceparent_in(headers)
-                self._has_traces |= bool(record.trace)
+        known.record = record
+        record.began_s = unix_now()
+        record.prompt_tokens = request.num_prompt_tokens
+        if headers := getattr(request, "trace_headers", None):
+            record.trace = traceparent_in(headers)
+            self._has_traces |= bool(record.trace)
+        return record
 
-    def allocated(self, request: Any, lookup: Lookup) -> None:  # noqa: ANN401 - vLLM's Request
+    def allocated(self, known: Known) -> None:
         """Take note that it has got blocks, and of what its look-up found."""
-        record = self._records.present[request.request_id]
-        if not record.began_s:  # its engine asks for nothing
-            self.looked_up(request)
+        record = known.record or self.begun(known)  # if its engine asks for nothing
         if not record.lives:
-            record.computed_tokens = lookup.computed_tokens
-        if (miss := lookup.miss) is None:
+            record.computed_tokens = known.computed_tokens
+        if (miss := known.miss) is None:
             return
         if not record.miss:  # a request's first one is kept
             record.miss = miss.reason
             record.first_missing = None if miss.block is None else miss.block.at
         if self._tells_misses:
-            self._missed(record, lookup, miss)
+            self._missed(record, known, miss)
 
-    def _missed(self, record: Record, lookup: Lookup, miss: Miss) -> None:
+    def _missed(self, record: Record, known: Known, miss: Miss) -> None:
         """Tell why a look-up fell short."""
         block = miss.block
         first: dict[str, Any] = {}
@@ -93,25 +92,25 @@ class LifeLog:
         self._log.info(
             PREFIX_MISSED,
             request_id=id_in_log(record.request_id),
-            life=lookup.life,
-            computed_tokens=lookup.computed_tokens,
-            found_tokens=lookup.found_tokens,
-            wanted_tokens=lookup.wanted_tokens,
+            life=known.life,
+            computed_tokens=known.computed_tokens,
+            found_tokens=known.found_tokens,
+            wanted_tokens=known.wanted_tokens,
             reason=miss.reason,
             detail=dict(miss.detail),
             **first,
             **_traced(record),
         )
 
-    def matched(self, request: Any, computed_tokens: int, hit: dict[str, int]) -> None:  # noqa: ANN401 - vLLM's Request
+    def matched(self, known: Known, hit: dict[str, int]) -> None:
         """Tell that a load was ordered; *hit* has its tokens by where they were."""
-        record = self._records.present[request.request_id]
+        record = known.record or self.begun(known)
         record.load_found(hit)
         if self._tells_hits:
             self._log.info(
                 PREFIX_MATCHED,
-                request_id=id_in_log(request.request_id),
-                computed_tokens=computed_tokens,
+                request_id=id_in_log(record.request_id),
+                computed_tokens=known.computed_tokens,
                 external_tokens=sum(hit.values()),
                 hit_tokens=hit,
                 **_traced(record),

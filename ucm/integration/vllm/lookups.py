@@ -18,10 +18,10 @@ from collections.abc import Callable
 from typing import Final
 
 import attrs
-import msgspec
 from msgspec.structs import replace
 
 from ucm.integration.vllm.adapters import LATE
+from ucm.integration.vllm.running import UNWEIGHED, Known
 from ucm.layout import KVLayout
 from ucm.metrics import Counters, sample_key
 from ucm.reasons import MissReason
@@ -30,7 +30,7 @@ from ucm.scheduler.misses import Elsewhere, Miss, Misses
 from ucm.scheduler.paying import Paying
 from ucm.scheduler.requests import NO_LIMIT, Wishes
 
-__all__ = ["Lookup", "Lookups"]
+__all__ = ["Lookups"]
 
 _REFUSED_STEPS: Final = 16
 _REFUSED_S: Final = 1.0
@@ -44,37 +44,11 @@ _MISSED: Final = {
     reason: sample_key("ucm_missed_lookups_total", {"reason": reason})
     for reason in MissReason
 }
-_UNWEIGHED: Final = range(0), False
-
-
-class Lookup(msgspec.Struct, eq=False, gc=False):
-    """
-    The look-ups of one request.
-
-    Args:
-        computed_tokens: That the engine had itself at the last one.
-        match: What the last one said; None once it has decided.
-        life: How often the request was given blocks.
-        found_tokens: That were found by the last one that decided.
-        wanted_tokens: That it looked for.
-        miss: Why the last one that decided fell short; None if it did not.
-        weighed: The tokens of the hit on which was decided last, and whether it is computed.
-        most: Tokens that the engine may have room to load.
-    """
-
-    computed_tokens: int = 0
-    match: PrefixMatch | None = None
-    life: int = 0
-    found_tokens: int = 0
-    wanted_tokens: int = 0
-    miss: Miss | None = None
-    weighed: tuple[range, bool] = _UNWEIGHED
-    most: int = NO_LIMIT
 
 
 class Lookups:
     """
-    Those of all requests that are not finished.
+    Decides what the engine hears of a look-up, and finds out why it fell short.
 
     Args:
         layout: The engine's groups.
@@ -101,21 +75,17 @@ class Lookups:
         self._problem_of = problem_of
         self._paying = paying
         self._counters = counters
-        self._lookups: dict[str, Lookup] = {}
         self.has_limits = False
         """Whether the engine has ever shown that it has no room for all."""
         self.block_pool: object = None
         """vLLM's; None while it is not known."""
-        self._offered: Lookup | None = None
+        self._offered: Known | None = None
         """What has a hit since the last step, and no blocks yet."""
         self._refused = 0, 0.0
         """Steps in a row that took up no hit though nothing ran, and when the first one was."""
 
-    def __len__(self) -> int:
-        return len(self._lookups)
-
     def looked(
-        self, request_id: str, match: PrefixMatch, computed_tokens: int, now: float
+        self, known: Known, match: PrefixMatch, computed_tokens: int, now: float
     ) -> PrefixMatch:
         """
         Take note of what a look-up says; the next one may say something else.
@@ -123,26 +93,23 @@ class Lookups:
         Returns:
             What the engine is to hear: nothing, if the hit is predicted not to pay.
         """
-        lookup = self._lookups.get(request_id)
-        if lookup is None:
-            lookup = self._lookups[request_id] = Lookup()
         if match.tokens:
             hit = range(computed_tokens, computed_tokens + match.tokens)
-            if lookup.weighed[0] != hit:
-                lookup.weighed = hit, self._paying.declines(hit, now)
-            if lookup.weighed[1]:
+            if known.weighed[0] != hit:
+                known.weighed = hit, self._paying.declines(hit, now)
+            if known.weighed[1]:
                 match = PrefixMatch(0, MatchReason.SLOWER, match.wanted)
-        lookup.match, lookup.computed_tokens = match, computed_tokens
+        known.match, known.computed_tokens = match, computed_tokens
         if match.tokens:
-            self._offered = lookup
+            self._offered = known
         return match
 
-    def within(self, request_id: str, wishes: Wishes) -> Wishes:
+    def within(self, known: Known) -> Wishes:
         """Limit what is loaded to what the engine has room for, as far as it has shown."""
-        lookup = self._lookups.get(request_id)
-        if lookup is None or lookup.most == NO_LIMIT:
+        wishes = known.wishes
+        if known.most == NO_LIMIT:
             return wishes
-        return attrs.evolve(wishes, most_loaded=min(lookup.most, wishes.most_loaded))
+        return attrs.evolve(wishes, most_loaded=min(known.most, wishes.most_loaded))
 
     def stepped(self, now: float, *, is_idle: bool) -> None:
         """
@@ -169,49 +136,41 @@ class Lookups:
             self._refused = 0, now
 
     def decided(
-        self, request_id: str, shortfall: tuple[MissReason, str] | None = None
-    ) -> Lookup:
+        self, known: Known, shortfall: tuple[MissReason, str] | None = None
+    ) -> None:
         """
         Take note that a request was given blocks, and find out why it found too little.
 
-        Args:
-            request_id: Which.
-            shortfall: Why tiers did not bring what the slab lacks, if they say so.
+        If nobody has looked since the last time, it wanted nothing.
 
-        Returns:
-            What the engine was told; nothing if nobody has looked since the last time.
+        Args:
+            known: Which.
+            shortfall: Why tiers did not bring what the slab lacks, if they say so.
         """
-        lookup = self._lookups.get(request_id)
-        if lookup is None or lookup.match is None:
-            return Lookup()
-        match, lookup.match = lookup.match, None
-        lookup.weighed = _UNWEIGHED
-        lookup.life += 1
-        lookup.found_tokens, lookup.wanted_tokens = match.tokens, match.wanted
-        computed = lookup.computed_tokens
-        lookup.miss = self._misses.explain(match, computed, self._elsewhere)
+        match, known.match = known.match, None
+        if match is None:
+            known.computed_tokens, known.miss = 0, None
+            return
+        known.weighed = UNWEIGHED
+        known.life += 1
+        known.found_tokens, known.wanted_tokens = match.tokens, match.wanted
+        computed = known.computed_tokens
+        known.miss = self._misses.explain(match, computed, self._elsewhere)
         if match.reason is MatchReason.TOO_SHORT:
-            lookup.miss = self._unkeyed(request_id) or lookup.miss
-        if lookup.most < NO_LIMIT:
-            shortfall, lookup.most = _NO_ROOM, NO_LIMIT
-        if shortfall is not None and lookup.miss is not None:
+            known.miss = self._unkeyed(known.request.request_id) or known.miss
+        if known.most < NO_LIMIT:
+            shortfall, known.most = _NO_ROOM, NO_LIMIT
+        if shortfall is not None and known.miss is not None:
             reason, text = shortfall
-            detail = {**lookup.miss.detail, "text": text, "slab": lookup.miss.reason}
+            detail = {**known.miss.detail, "text": text, "slab": known.miss.reason}
             detail.pop("age_s", None)
-            lookup.miss = replace(lookup.miss, reason=reason, detail=detail)
+            known.miss = replace(known.miss, reason=reason, detail=detail)
         totals: dict[str, float] = {_LOOKUPS: 1}
         if match.wanted:
             totals[_WANTED] = match.wanted
-        if lookup.miss is not None:
-            totals[_MISSED[lookup.miss.reason]] = 1
+        if known.miss is not None:
+            totals[_MISSED[known.miss.reason]] = 1
         self._counters.add_all(totals)
-        return lookup
-
-    def forget(self, request_id: str) -> None:
-        """Let go of a request that is finished."""
-        self._lookups.pop(request_id, None)
-        if request_id in self._paying.on_way:
-            self._paying.forget(request_id)
 
     def _unkeyed(self, request_id: str) -> Miss | None:
         """Return why a request has no hashes, if that is because of its adapter."""

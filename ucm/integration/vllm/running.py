@@ -12,7 +12,9 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, Final
+
+import msgspec
 
 from ucm.integration.vllm.adapters import Adapters
 from ucm.integration.vllm.compat import (
@@ -22,6 +24,9 @@ from ucm.integration.vllm.compat import (
 )
 from ucm.integration.vllm.wishes import WishReader
 from ucm.scheduler.adapter import SchedulerAdapter
+from ucm.scheduler.matches import PrefixMatch
+from ucm.scheduler.misses import Miss
+from ucm.scheduler.records import Record
 from ucm.scheduler.requests import (
     NO_LIMIT,
     NO_WISHES,
@@ -32,14 +37,49 @@ from ucm.scheduler.requests import (
     Wishes,
 )
 
-__all__ = ["Running"]
+__all__ = ["UNWEIGHED", "Known", "Running"]
 
-_NOBODY = None, NO_WISHES
+UNWEIGHED: Final = range(0), False
+
+
+class Known(msgspec.Struct, eq=False, gc=False):
+    """
+    One of the engine's requests, from when it is first heard of to its end.
+
+    Args:
+        request: vLLM's own.
+        wishes: What it asks of the store.
+        record: What becomes of it; None before its first look-up.
+        has_blocks: Whether it was given some.
+        own_tokens: While it waits to run, those that the engine had and that we load.
+        computed_tokens: That the engine had itself at the last look-up.
+        match: What that one said; None once it has decided.
+        life: How often the request was given blocks.
+        found_tokens: That were found by the last look-up that decided.
+        wanted_tokens: That it looked for.
+        miss: Why it fell short; None if it did not.
+        weighed: The tokens of the hit on which was decided last, and whether it is computed.
+        most: Tokens that the engine may have room to load.
+    """
+
+    request: Any
+    wishes: Wishes
+    record: Record | None = None
+    has_blocks: bool = False
+    own_tokens: int = NO_LIMIT
+    computed_tokens: int = 0
+    match: PrefixMatch | None = None
+    life: int = 0
+    found_tokens: int = 0
+    wanted_tokens: int = 0
+    miss: Miss | None = None
+    weighed: tuple[range, bool] = UNWEIGHED
+    most: int = NO_LIMIT
 
 
 class Running:
     """
-    The requests that have blocks.
+    The requests that are not over, also those that never run.
 
     Args:
         adapters: Knows by which hashes a request is saved.
@@ -53,43 +93,30 @@ class Running:
         self._adapters = adapters
         self._adapter = adapter
         self._reader = reader
-        self._wishes: dict[str, tuple[Any, Wishes]] = {}
-        """By request that was looked at, and is not over; also of those that never run."""
-        self.own: dict[str, int] = {}
-        """By request that waits to run, the tokens that the engine had and that we load."""
         self._due = adapter.due
-        self._requests: dict[str, Any] = {}
+        self._known: dict[str, Known] = {}
         self._tables = BlockTables()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._known)
+
+    @property
+    def have_blocks(self) -> bool:
+        """Whether any of them was given blocks; looks at all."""
+        return any(known.has_blocks for known in self._known.values())
 
     @property
     def num_tables(self) -> int:
         """Requests whose block tables are kept."""
         return len(self._tables)
 
-    @property
-    def num_wishes(self) -> int:
-        """Requests whose wishes are kept."""
-        return len(self._wishes)
-
-    def wishes_of(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
-        """Return what a request asks for; it is read once."""
-        known = self._wishes.get(request.request_id)
-        if known is None or known[0] is not request:
-            known = self._wishes[request.request_id] = (
-                request,
-                self._reader.of(request),
-            )
-        return known[1]
-
-    def begin(self, request: Any) -> Wishes:  # noqa: ANN401 - vLLM's Request
-        """Take note of a request that was given blocks; return what it asks for."""
-        request_id = request.request_id
-        self._requests[request_id] = request
-        known = self._wishes.get(request_id, _NOBODY)
-        return known[1] if known[0] is request else self.wishes_of(request)
+    def known(self, request: Any) -> Known:  # noqa: ANN401 - vLLM's Request
+        """Return what is kept of a request; what it asks for is read once."""
+        known = self._known.get(request.request_id)
+        if known is None or known.request is not request:
+            known = Known(request, self._reader.of(request))
+            self._known[request.request_id] = known
+        return known
 
     def step(self, output: Any) -> StepFacts | None:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return the facts of a step, if there is anything to tell; leaves *output*."""
@@ -112,24 +139,17 @@ class Running:
     ) -> RequestEnd | None:
         """Let go of a request, and return what there is of it if it had blocks."""
         self._tables.kept.pop(request_id, None)
-        self.own.pop(request_id, None)
-        _, wishes = self._wishes.pop(request_id, _NOBODY)
-        request = self._requests.pop(request_id, None)
-        return None if request is None else self._ended(request, tables, wishes)
-
-    def _ended(
-        self,
-        request: Any,  # noqa: ANN401 - vLLM's Request
-        tables: Sequence[Sequence[int]],
-        wishes: Wishes,
-    ) -> RequestEnd:
+        known = self._known.pop(request_id, None)
+        if known is None or not known.has_blocks:
+            return None
+        request = known.request
         return RequestEnd(
             computed_tokens=request.num_computed_tokens,
             known_tokens=request.num_tokens,
             prompt_tokens=request.num_prompt_tokens,
             hashes=self._adapters.hashes_of(request),
             tables=tables,
-            wishes=wishes,
+            wishes=known.wishes,
         )
 
     def _looked_at(
@@ -146,7 +166,8 @@ class Running:
             for new in output.scheduled_new_reqs
         ]
         for request_id, computed, *blocks in (*new_ones, *due):
-            request = self._requests.get(request_id)
+            known = self._known.get(request_id)
+            request = None if known is None else known.request
             tables = blocks[0] if blocks else resolve(request_id)
             is_new = bool(blocks) or request_id in resumed
             look = ScheduledRequest(
@@ -158,12 +179,14 @@ class Running:
                 tables=tables,
                 new_block_ids=tables if is_new else (),
                 is_new=is_new,
-                own_tokens=self.own.pop(request_id, NO_LIMIT) if is_new else NO_LIMIT,
+                own_tokens=known.own_tokens if known and is_new else NO_LIMIT,
                 states=[StateOffer(*each) for each in offers[request_id]]
                 if request_id in offers
                 else (),
-                wishes=self._wishes.get(request_id, _NOBODY)[1],
+                wishes=NO_WISHES if known is None else known.wishes,
             )
+            if known is not None:
+                known.own_tokens = NO_LIMIT
             looks.append(look)
         return looks
 
@@ -208,10 +231,8 @@ class Running:
 
     def _known_tokens(self, request_ids: Iterable[str]) -> dict[str, int]:
         """Return how many tokens requests had computed, or were about to."""
-        known = {
-            request_id: self._requests.get(request_id) for request_id in request_ids
-        }
+        known = {each: self._known.get(each) for each in request_ids}
         return {
-            request_id: 0 if request is None else request.num_tokens - 1
-            for request_id, request in known.items()
+            request_id: 0 if each is None else each.request.num_tokens - 1
+            for request_id, each in known.items()
         }

@@ -22,7 +22,7 @@ from ucm.integration.vllm.lifelog import LifeLog
 from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import PlanEnvelope, RankHandshake, ReportEnvelope
 from ucm.integration.vllm.modes import Loads
-from ucm.integration.vllm.running import Running
+from ucm.integration.vllm.running import Known, Running
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.stats import SchedulerNumbers
 from ucm.integration.vllm.tiers import Tiers
@@ -150,10 +150,11 @@ class SchedulerHalf:
         None tokens when it is to ask again: weights, or its LoRA adapter, are being read,
         or the rest of its prefix is being fetched.
         """
-        self._lifelog.looked_up(request)
-        request_id, tiers = request.request_id, self._tiers
-        self.running.own[request_id] = computed_tokens
-        if tiers.are_there and tiers.is_pending(request_id, computed_tokens):
+        known, tiers = self.running.known(request), self._tiers
+        if known.record is None:
+            self._lifelog.begun(known)
+        known.own_tokens = computed_tokens
+        if tiers.are_there and tiers.is_pending(request.request_id, computed_tokens):
             return None, False
         if self._adapters.are_there and not self._adapters.may_match(request):
             return None, False
@@ -162,9 +163,9 @@ class SchedulerHalf:
         if self._doubts.look() and self._keyspace is not None:
             return None, False
         self._adapter.tick(now := self._clock())
-        if (match := self._look_up(request, computed_tokens)) is None:
+        if (match := self._look_up(known, computed_tokens)) is None:
             return None, False
-        match = self._lookups.looked(request_id, match, computed_tokens, now)
+        match = self._lookups.looked(known, match, computed_tokens, now)
         return match.tokens, self._parks and match.tokens > 0
 
     def watch_cache(self, block_pool: object) -> None:
@@ -174,25 +175,19 @@ class SchedulerHalf:
 
     def arrived(self, request: Any) -> None:  # noqa: ANN401 - vLLM's Request
         """Have what tiers have of a new request's prefix fetched while it waits."""
-        self.running.wishes_of(request)  # so that it is known to be there
+        known = self.running.known(request)
         may_ask = self._tiers.are_there and self._tiers.may_ask_early(request)
         may_ask = may_ask and self._setup.mode.loads is not Loads.NOTHING
         if may_ask and self._adapters.may_match(request):
-            self._look_up(request, 0, is_early=True)
+            self._look_up(known, 0, is_early=True)
 
     def _look_up(
-        self,
-        request: Any,  # noqa: ANN401 - vLLM's Request
-        computed_tokens: int,
-        *,
-        is_early: bool = False,
+        self, known: Known, computed_tokens: int, *, is_early: bool = False
     ) -> PrefixMatch | None:
         """Return what the slab has of a prefix; None: tiers are asked for more."""
-        request_id, tiers = request.request_id, self._tiers
-        hashes = self._adapters.hashes_of(request)
-        wishes = most = self.running.wishes_of(request)
-        if self._lookups.has_limits:
-            most = self._lookups.within(request_id, wishes)
+        request, wishes, tiers = known.request, known.wishes, self._tiers
+        request_id, hashes = request.request_id, self._adapters.hashes_of(request)
+        most = self._lookups.within(known) if self._lookups.has_limits else wishes
         if tiers.are_there:
             most = tiers.within_reach(request_id, computed_tokens, most)
         match = self._adapter.match_prefix(
@@ -211,27 +206,28 @@ class SchedulerHalf:
     ) -> None:
         """Order the load that the engine has decided on."""
         request_id, tiers = request.request_id, self._tiers
-        wishes, hashes = self.running.begin(request), self._adapters.hashes_of(request)
+        known, hashes = self.running.known(request), self._adapters.hashes_of(request)
+        known.has_blocks = True
         if self._adapters.are_there:
             self._adapters.begun(request_id)
         shortfall = tiers.shortfall(request_id) if tiers.are_there else None
-        lookup = self._lookups.decided(request_id, shortfall)
-        computed = lookup.computed_tokens
-        self._lifelog.allocated(request, lookup)
+        self._lookups.decided(known, shortfall)
+        computed = known.computed_tokens
+        self._lifelog.allocated(known)
         if self.events.is_told:
             self.events.begun(request, hashes)
         if tiers.are_there:
             tiers.begun(request_id, external_tokens)
         if not external_tokens:
             return
-        self.running.own[request_id] = computed + external_tokens
+        known.own_tokens = computed + external_tokens
         self._adapter.blocks_allocated(
             request_id,
             tables,
             hashes,
             computed_tokens=computed,
             external_tokens=external_tokens,
-            wishes=wishes,
+            wishes=known.wishes,
             known_tokens=request.num_tokens - 1,
         )
         self._store.load_begun()
@@ -240,7 +236,7 @@ class SchedulerHalf:
         self._paying.ordered(request_id, loaded, self._clock())
         hit = tiers.hit(request_id, loaded)
         self._hits.found(request_id, hit)
-        self._lifelog.matched(request, computed, hit)
+        self._lifelog.matched(known, hit)
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
@@ -253,7 +249,7 @@ class SchedulerHalf:
         self._doubts.look()
         plan = self._adapter.plan_step(self.running.step(output))
         if self._doubts.awaits_plan:
-            self._doubts.sent(in_use=bool(len(self.running)))
+            self._doubts.sent(in_use=self.running.have_blocks)
         tokens = getattr(output, "total_num_scheduled_tokens", 0)
         if drafts := getattr(output, "scheduled_spec_decode_tokens", None):
             tokens -= sum(map(len, drafts.values()))
@@ -327,7 +323,8 @@ class SchedulerHalf:
         if is_aborted:
             self._lifelog.aborted(request_id)
         end = self.running.end(request_id, tables)
-        self._lookups.forget(request_id)
+        if request_id in self._paying.on_way:
+            self._paying.forget(request_id)
         if self._tiers.are_there:
             self._tiers.drop(request_id)
         if self.events.is_told:
@@ -375,10 +372,8 @@ class SchedulerHalf:
         """Return the size of every per-request container; all zero when idle."""
         return {
             "requests": len(self.running),
-            "lookups": len(self._lookups),
             "loads_on_their_way": len(self._paying),
             "tables": self.running.num_tables,
-            "wishes": self.running.num_wishes,
             "adapters": len(self._adapters),
             "wants": len(self._tiers),
             "told_of": len(self.events),
