@@ -10,6 +10,8 @@ _TESTS = "tests/backends/test_mooncake.py"
 _CODES = f"{_TESTS}::TestCodes"
 _SILENT = f"{_CODES}::test_code_that_says_nothing_of_a_block_is_no_answer"
 _CONTRACT = f"{_TESTS}::TestFakeClient"
+_LATE = "tests/backends/test_mooncake_late.py"
+_CLIENT = "ucm/backends/_mooncake_client.py"
 _BEGUN = "tests/backends/test_mooncake_begun.py::TestBegun"
 
 MOONCAKE = (
@@ -25,7 +27,7 @@ MOONCAKE = (
         name="mooncake_short_object_is_no_answer",
         why="What is cut is never deleted, and opens the circuit of a healthy store.",
         file=_FILE,
-        find="                    code = client.get_size(names[at])\n",
+        find="                code = client.get_size(names[at])\n",
         replace="",
         killers=(f"{_CONTRACT}::test_block_of_another_length_is_garbage",),
     ),
@@ -126,5 +128,34 @@ MOONCAKE = (
         find="    if code in (_NOT_THERE, _BEGUN):",
         replace="    if code == _NOT_THERE:",
         killers=(f"{_BEGUN}::test_block_that_another_has_begun_is_a_miss",),
+    ),
+    Mutant(
+        name="mooncake_trusts_what_it_gave_up",
+        why="R-52: transfers that the client has given up write into slots that are others' by then.",
+        file=_CLIENT,
+        find="            is_late = self._clock() - began >= _TRUSTED_S\n",
+        replace="            is_late = False\n",
+        killers=(
+            f"{_LATE}::test_read_that_goes_on_writes_into_nobody_s_memory",
+            f"{_LATE}::test_write_that_goes_on_reads_nobody_s_memory",
+        ),
+    ),
+    Mutant(
+        name="mooncake_closes_amid_calls",
+        why="R-52: a client that is closed amid another call crashes the agent.",
+        file=_CLIENT,
+        find="if self.is_over and not self._num_calls:",
+        replace="if self.is_over:",
+        killers=(f"{_LATE}::test_client_is_closed_behind_the_calls_of_others",),
+    ),
+    Mutant(
+        name="mooncake_shares_memory_that_is_written_to",
+        why="R-52: others' blocks are staged where transfers go on that were given up.",
+        file=_FILE,
+        find="            try:\n                client.call(use)\n            finally:\n                self._rooms.put(room)\n",
+        replace="            self._rooms.put(room)\n            client.call(use)\n",
+        killers=(
+            f"{_LATE}::test_memory_for_staging_is_lent_again_behind_its_transfers",
+        ),
     ),
 )

@@ -36,6 +36,7 @@ import attrs
 from ucm.backends._address import read_server
 from ucm.backends._crew import Crew, Job
 from ucm.backends._many import put_missing
+from ucm.backends._mooncake_client import Client
 from ucm.backends._mooncake_room import Room
 from ucm.backends.abc import (
     Backend,
@@ -52,6 +53,7 @@ from ucm.errors import ConfigError
 from ucm.native import addresses_of
 from ucm.registry import how_to_install
 from ucm.settings import field, read_enum, read_section, read_size
+from ucm.tracing import unix_now
 
 __all__ = ["MooncakeBackend", "MooncakeSettings"]
 
@@ -128,10 +130,17 @@ class MooncakeBackend(Backend):
     Args:
         native: The module ``mooncake.store``, or what behaves like it.
         settings: As read.
+        clock: The wall clock.
     """
 
-    def __init__(self, native: Any, settings: MooncakeSettings) -> None:  # noqa: ANN401 - it has no types
+    def __init__(
+        self,
+        native: Any,  # noqa: ANN401 - it has no types
+        settings: MooncakeSettings,
+        clock: Callable[[], float] = unix_now,
+    ) -> None:
         self._native = native
+        self._clock = clock
         self._settings = settings
         self._copies = native.ReplicateConfig()
         self._copies.replica_num = settings.replicas
@@ -146,7 +155,7 @@ class MooncakeBackend(Backend):
             room = Room(self._call_transfers, self._staged_bytes)
             self._rooms.put(room)
             self._know(room.memory)
-        self._joining: Job[Any] | None = None
+        self._joining: Job[Client | None] | None = None
         self._is_open = True
 
     @classmethod
@@ -183,12 +192,15 @@ class MooncakeBackend(Backend):
             self._know(one)
         if client is not None and self._memory:
             done = [None] * len(memory)
-            await self._crew.run(memory, lambda one: _register(client, one), done)
+            call = client.call
+            await self._crew.run(
+                memory, lambda one: call(partial(_register, memory=one)), done
+            )
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask the master."""
 
-        def ask(client: Any, some: Sequence[PackedKey]) -> list[Presence]:  # noqa: ANN401
+        def ask(client: Any, _: Room, some: Sequence[PackedKey]) -> list[Presence]:  # noqa: ANN401
             codes = client.batch_is_exist([self._name(key) for key in some])
             return [_PRESENCE.get(code, Presence.UNKNOWN) for code in codes]
 
@@ -217,7 +229,7 @@ class MooncakeBackend(Backend):
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
         """Remove objects, also those that somebody has just read."""
 
-        def ask(client: Any, some: Sequence[PackedKey]) -> list[Verdict]:  # noqa: ANN401
+        def ask(client: Any, _: Room, some: Sequence[PackedKey]) -> list[Verdict]:  # noqa: ANN401
             codes = client.batch_remove([self._name(key) for key in some], force=True)
             return [_DELETED.get(code, Verdict.UNAVAILABLE) for code in codes]
 
@@ -241,11 +253,12 @@ class MooncakeBackend(Backend):
             self._memory.append(memory)
 
     @property
-    def _client(self) -> Any:  # noqa: ANN401
+    def _client(self) -> Client | None:
         """The client that joined, also where nobody waited for it so long."""
-        return None if self._joining is None else self._joining.result
+        client = None if self._joining is None else self._joining.result
+        return None if client is None or client.is_over else client
 
-    async def _connected(self) -> Any:  # noqa: ANN401
+    async def _connected(self) -> Client | None:
         """Return the client; None while the master does not answer."""
         if self._client is None and self._is_open:
             if self._joining is None or self._joining.is_over:
@@ -253,7 +266,7 @@ class MooncakeBackend(Backend):
             await self._joining.wait()
         return self._client
 
-    def _join(self) -> Any:  # noqa: ANN401
+    def _join(self) -> Client | None:
         client, read = self._native.MooncakeDistributedStore(), self._settings
         code = client.setup(
             *(read.host, read.metadata, read.segment, _BUFFER_BYTES),
@@ -263,12 +276,12 @@ class MooncakeBackend(Backend):
             return None
         for memory in self._memory:
             _register(client, memory)
-        return client
+        return Client(client, self._clock)
 
     async def _in_calls(
         self,
         items: Sequence[_Item],
-        ask: Callable[[Any, Sequence[_Item]], list[_T]],
+        ask: Callable[[Any, Room, Sequence[_Item]], list[_T]],
         told: list[_T],
         largest: int | None = None,
     ) -> list[_T]:
@@ -278,7 +291,15 @@ class MooncakeBackend(Backend):
             return told
 
         def one(call: slice) -> None:
-            told[call] = ask(client, items[call])
+            room = self._rooms.get()  # there is one for each thread
+
+            def use(native: Any) -> None:  # noqa: ANN401
+                told[call] = ask(native, room, items[call])
+
+            try:
+                client.call(use)
+            finally:
+                self._rooms.put(room)
 
         step = _CALL_NAMES
         if largest is not None:
@@ -292,42 +313,41 @@ class MooncakeBackend(Backend):
     def _get(
         self,
         client: Any,  # noqa: ANN401
+        room: Room,
         pairs: Sequence[tuple[PackedKey, memoryview]],
     ) -> list[Fetched]:
         names = [self._name(key) for key, _ in pairs]
-        room = self._rooms.get()
-        try:
-            parts = room.parts([target for _, target in pairs])
-            codes = client.batch_get_into_multi_buffers(names, *parts)
-            told, is_silent = [], False
-            for at, (key, target) in enumerate(pairs):
-                code = codes[at]
-                if code == HEADER_BYTES + len(target):
-                    room.unstage(at, target)
-                    told.append(Envelope.judge(room.header(at), key, len(target)))
-                    continue
-                if code == _TRANSFER_FAILED and not is_silent:
-                    # Of a node that is away, or because it is shorter: the master knows,
-                    # unless it is away, too. Each question waits for it then.
-                    code = client.get_size(names[at])
-                    is_silent = code < 0 and code not in (_NOT_THERE, _BEGUN)
-                told.append(_failed(code, len(target)))
-        finally:
-            self._rooms.put(room)
+        parts = room.parts([target for _, target in pairs])
+        codes = client.batch_get_into_multi_buffers(names, *parts)
+        told, is_silent = [], False
+        for at, (key, target) in enumerate(pairs):
+            code = codes[at]
+            if code == HEADER_BYTES + len(target):
+                room.unstage(at, target)
+                told.append(Envelope.judge(room.header(at), key, len(target)))
+                continue
+            if code == _TRANSFER_FAILED and not is_silent:
+                # Of a node that is away, or because it is shorter: the master knows,
+                # unless it is away, too. Each question waits for it then.
+                code = client.get_size(names[at])
+                is_silent = code < 0 and code not in (_NOT_THERE, _BEGUN)
+            told.append(_failed(code, len(target)))
         return told
 
-    def _put(self, client: Any, blocks: Sequence[Sealed]) -> list[Verdict]:  # noqa: ANN401
+    def _put(
+        self,
+        client: Any,  # noqa: ANN401
+        room: Room,
+        blocks: Sequence[Sealed],
+    ) -> list[Verdict]:
         """Write blocks, and look whether they are there."""
-        names, room = [self._name(one.key) for one in blocks], self._rooms.get()
-        try:
-            for at, header in enumerate(headers_for(blocks)):
-                room.header(at)[:] = header
-                room.stage(at, blocks[at].data)
-            codes = client.batch_put_from_multi_buffers(
-                names, *room.parts([one.data for one in blocks]), self._copies
-            )
-        finally:
-            self._rooms.put(room)
+        names = [self._name(one.key) for one in blocks]
+        for at, header in enumerate(headers_for(blocks)):
+            room.header(at)[:] = header
+            room.stage(at, blocks[at].data)
+        codes = client.batch_put_from_multi_buffers(
+            names, *room.parts([one.data for one in blocks]), self._copies
+        )
         told = [_PUT.get(code, Verdict.UNAVAILABLE) for code in codes]
         done = [at for at, verdict in enumerate(told) if verdict is Verdict.DONE]
         there = client.batch_is_exist([names[at] for at in done]) if done else []
