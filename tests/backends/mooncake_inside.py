@@ -3,14 +3,17 @@
 
 import hashlib
 import itertools
+import os
 import sys
 from types import SimpleNamespace
 
 import anyio
 import pytest
+from anyio.streams.text import TextReceiveStream
 from mooncake.store import MooncakeDistributedStore
 
 from tests.backends.mooncake_kit import cluster
+from tests.kit.wall_clock import COMPILER, WallClock
 from ucm.backends.abc import Fetched, Presence, Verdict
 from ucm.backends.mooncake import MooncakeBackend
 from ucm.backends.wrap import DeadlineBackend
@@ -182,6 +185,36 @@ class TestStore:
             await fresh.aclose()
             await answers(backend, KEYS[:1])
             await backend.aclose()
+
+    @pytest.mark.skipif(not COMPILER, reason="no C compiler for the clock")
+    async def test_transfer_that_is_given_up_writes_into_nobody_s_memory(
+        self, tmp_path
+    ):
+        """R-52: the client gives transfers up once its wall clock is a minute ahead, and they go on: none
+        writes behind the end of its call."""
+        clock = WallClock(tmp_path)
+        with cluster(tmp_path, segments=(64 * MEGABYTE,)) as running:
+            command = [sys.executable, "-m", "tests.backends.mooncake_child"]
+            command += [running.master_address]
+            env = os.environ | clock.env
+            opened = anyio.open_process(command, env=env, stderr=None)
+            with anyio.fail_after(120):
+                async with await opened as child:
+                    said = TextReceiveStream(child.stdout)
+                    assert "asks" in await said.receive()
+                    running.nodes[0].stop()
+                    await child.stdin.send(b"\n")
+                    heard = ""
+                    for seconds in itertools.count(60, 60):  # until it is amid its get
+                        with anyio.move_on_after(0.05):
+                            heard = await said.receive()
+                        if heard:
+                            break
+                        clock.jump(seconds)
+                    assert ["has", Verdict.UNAVAILABLE] == heard.split()
+                    running.nodes[0].go_on()
+                    await child.stdin.send(b"\n")
+                    assert "0" == (await said.receive()).strip()
 
     async def test_full_store_is_full_or_makes_room(self, tmp_path):
         """No room is told apart from no answer, and what is there stays right."""
