@@ -311,4 +311,14 @@ LOOKS = (
             "tests/backends/test_object.py::TestService::test_stopped_server_ends_at_the_deadline",
         ),
     ),
+    Mutant(
+        name="object_bucket_that_is_not_there_opened",
+        why="R-51: all that is asked for is a miss, and nobody is told that the address is wrong.",
+        file="ucm/backends/object.py",
+        find="            if why in _NO_BUCKET:\n",
+        replace="            if False:\n",
+        killers=(
+            "tests/backends/test_object_bucket.py::test_bucket_that_is_not_there_is_refused",
+        ),
+    ),
 )

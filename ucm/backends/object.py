@@ -65,6 +65,8 @@ _PUT_S = 60.0
 _ERRORS = (BaseError, OSError)
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>", re.ASCII)
 """What a service says of an error; the rest may have secrets."""
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
+"""Said of an object that is asked for, as if that alone were not there."""
 _PANIC = "PanicException"
 """Of obstore's native code, as at some options: no ``Exception``, and in no module that can be imported."""
 _refusal = partial(
@@ -200,13 +202,19 @@ class ObjectBackend(Backend):
         refused, crew = [""], backend._crew
         with anyio.move_on_after(_OPENING_S):
             await crew.run(["ucm-probe"], backend._why_refused, refused, leave=True)
-        if refused[0]:
+        if why := refused[0]:
             await backend.aclose()
+            if why in _NO_BUCKET:
+                problem = f"the service has no such bucket ({why})"
+                remedy = "Make it, or give the address of another."
+                shown = "..." if "@" in read.url else read.url
+                raise ConfigError(f"{key}.url", shown, problem, remedy)
             raise ConfigError(
                 f"{key}.options",
                 "...",
-                f"the service refuses the credentials ({refused[0]})",
-                "Give those of a user who may read, write and delete objects there; "
+                f"the service refuses the credentials ({why})",
+                "Give those of a user who may read, write and delete objects there, and list them, as services "
+                "refuse to tell others what is not there; "
                 "RequestTimeTooSkewed is of a clock that is wrong, as this machine's may be.",
             )
         return backend
@@ -260,14 +268,16 @@ class ObjectBackend(Backend):
     # On threads of the crew, which end with obstore's timeout, whoever waits for them.
 
     def _why_refused(self, path: str) -> str:
-        """Return the error of a service that takes the credentials for nobody's, and its own word; else nothing."""
+        """Return the error of a service that takes the credentials for nobody's, and its own word; or that of one without the bucket; else nothing."""
         try:
             # Not its head: an answer to that has no words.
             obstore.get_range(self._store, path, start=0, end=1)
         except (PermissionDeniedError, UnauthenticatedError) as exc:
             return ", ".join([type(exc).__name__, *_CODE.findall(str(exc))[:1]])
-        except _ERRORS:
-            pass  # nothing there is as it should be; a service that is down may come back
+        except _ERRORS as exc:
+            # Nothing there is as it should be; a service that is down may come back.
+            codes = _CODE.findall(str(exc))[:1]
+            return "".join(code for code in codes if code in _NO_BUCKET)
         return ""
 
     def _look(self, key: PackedKey) -> Presence:
