@@ -200,4 +200,15 @@ REQUESTS = (
             f"{_TESTS}::test_redis_py_is_asked_nothing_where_connections_of_ours_have_all",
         ),
     ),
+    Mutant(
+        name="block_without_a_part_stays",
+        why="R-51: what a server let go of a part of is a hit that never comes, and never put again.",
+        file=_REDIS,
+        find="        await self._delete([pairs[at][0] for at in left])",
+        replace="        assert left is not None",
+        killers=(
+            "tests/backends/test_redis.py::TestParts"
+            "::test_block_without_one_of_its_parts_is_none[2]",
+        ),
+    ),
 )

@@ -2,16 +2,14 @@
 """
 Blocks as values of Valkey or Redis, by connections that redis-py opens.
 
-A block is one value, its envelope before its bytes, which is written only if it is not there. Larger
-values hold up everybody else on such a server, so a block of more than a megabyte is cut into
-parts. Its *head* is then a value with the envelope alone, written last and only if it is not there,
-and read first: what has no head is nobody's, and it says which parts are the block's (``_redis_values``).
-Who gets no head there, too late or for want of room, takes its parts back. Parts that the server has
-let go of make a block garbage, which can be put again once it was deleted. What is never deleted goes by its
-time to live. Small blocks in parts, and parts with other names, as earlier releases wrote them, are read as well.
+A block is one value, its envelope before its bytes, which is written only if it is not there. Larger values hold up
+everybody else on such a server, so a block of more than a megabyte is cut into parts. Its *head* is then a value with
+the envelope alone, written last and only if it is not there, and read first: what has none is nobody's, and it says which
+parts are the block's (``_redis_values``). Who gets no head there, too late or for want of room, takes its parts back. A
+block of which the server has let parts go is not there: who meets it removes the others. Small blocks in parts, and
+parts with other names, as earlier releases wrote them, are read as well. What is never deleted goes by its time to live.
 
-Bytes go from where they lie and come to where they belong (``_redis_link``). A block that was put
-anew, as a connection was lost, may be told to be there although it is ours.
+Bytes go from and to where they belong (``_redis_link``). What is put anew, as a connection was lost, may be told as there.
 
 Threading: all on one loop, the agent's.
 """
@@ -55,7 +53,7 @@ from ucm.backends.abc import (
     Sealed,
     Verdict,
 )
-from ucm.backends.envelope import GARBAGE, HEADER_BYTES, Envelope, headers_for
+from ucm.backends.envelope import HEADER_BYTES, Envelope, headers_for
 from ucm.blocks import PackedKey
 from ucm.errors import ConfigError
 from ucm.settings import read_section
@@ -296,7 +294,9 @@ class RedisBackend(Backend):
         gone += await self._read(pairs, told, every, are_sealed=False)
         for at in gone:
             told[at] = ABSENT  # what was looked for; what is there now is no damage
-        return [one if isinstance(one, Fetched) else GARBAGE for one in told]
+        left = [at for at, one in enumerate(told) if isinstance(one, Envelope)]
+        await self._delete([pairs[at][0] for at in left])  # their parts went for room
+        return [one if isinstance(one, Fetched) else ABSENT for one in told]
 
     async def _read(
         self,
