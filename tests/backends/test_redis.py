@@ -373,6 +373,8 @@ class TestServer:
             ({"url": "user:hush-hush@host:6379"}, "url"),
             ({"url": "redis://u:hush-hush@h:1?no_such=1"}, "url"),
             ({"url": "redis://u:hush-hush@h:1?no_such=1", "cluster": True}, "url"),
+            ({"url": "rediss://u:hush-hush@h:1?ssl_ca_certs=/no"}, "url"),
+            ({"url": "rediss://u:h@h:1?ssl_certfile=/no", "cluster": True}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, tmp_path, settings, key):

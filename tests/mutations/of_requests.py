@@ -207,8 +207,18 @@ REQUESTS = (
         find="        await self._delete([pairs[at][0] for at in left])",
         replace="        assert left is not None",
         killers=(
-            "tests/backends/test_redis.py::TestParts"
-            "::test_block_without_one_of_its_parts_is_none[2]",
+            "tests/backends/test_redis.py::TestParts::test_block_without_one_of_its_parts_is_none[2]",
+        ),
+    ),
+    Mutant(
+        name="certificates_are_looked_for_later",
+        why="A wrong path is taken for a server that is down, for as long as the agent runs.",
+        file="ucm/backends/_redis_settings.py",
+        find="SSLConnection(**ours).ssl_context.get()",
+        replace="SSLConnection(**ours)",
+        killers=(
+            "tests/backends/test_redis.py::TestServer::test_wrong_setting_is_named[settings12-url]",
+            "tests/backends/test_redis.py::TestServer::test_wrong_setting_is_named[settings13-url]",
         ),
     ),
 )

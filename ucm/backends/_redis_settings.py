@@ -2,9 +2,10 @@
 """Settings of a tier in Valkey or Redis."""
 
 from functools import partial
+from typing import Any
 
 import attrs
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 
 from ucm.backends._address import no_address
 from ucm.backends._redis_answers import ERRORS
@@ -23,10 +24,24 @@ refusal = partial(
 
 
 def _read_url(key: str, value: object) -> str:
-    """Read an address as redis-py does, and refuse options that are not the user's."""
+    """Read an address as redis-py does, and refuse options that are not the user's, or name no files."""
     text = value if isinstance(value, str) else ""
     try:
         options = parse_url(text)
+        if options.get("connection_class") is SSLConnection:
+            ours: dict[str, Any] = {
+                name: each for name, each in options.items() if name.startswith("ssl_")
+            }
+            SSLConnection(**ours).ssl_context.get()  # reads its files
+    except (
+        OSError
+    ) as exc:  # of these a connection would say no more than that there is none
+        raise ConfigError(
+            key,
+            "...?ssl_...",
+            f"what it names for TLS cannot be read ({type(exc).__name__}, {exc.strerror})",
+            "Give files that there are, in PEM: `ssl_ca_certs`, and `ssl_certfile` with `ssl_keyfile`.",
+        ) from None
     except ERRORS as exc:
         raise refusal(key, value, exc) from None
     for option in _OURS & options.keys():
