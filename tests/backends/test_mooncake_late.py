@@ -154,3 +154,17 @@ async def test_memory_for_staging_is_lent_again_behind_its_transfers():
     await fetch(backend, KEYS)
     assert [1] == lent
     await backend.aclose()
+
+
+async def test_nothing_is_begun_with_a_client_that_is_over():
+    """R-52: it would crash; what waited for its turn has no answer, and the next call has another client."""
+    made, clock, keys = [], Clock(), make_keys(40)
+    backend = MooncakeBackend(
+        native_of(LeavingReads, {}, made), settings(threads=1), clock
+    )
+    await backend._connected()
+    made[0].clock = clock
+    told = [one.verdict for one, _ in await fetch(backend, keys)]
+    assert ([Verdict.UNAVAILABLE] * 8, 32) == (told[32:], len(made[0].left))
+    assert [Presence.ABSENT] * 40 == await backend.exists(keys)
+    await backend.aclose()

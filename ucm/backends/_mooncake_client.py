@@ -68,14 +68,12 @@ class Client:
                     self._changed.wait_for(lambda: self._is_closed)
 
     def close(self) -> None:
-        """End it, and whatever it has under way; nobody is amid a call. Idempotent."""
+        """End it, and whatever it has under way; nobody is amid a call, and it is not over."""
         with self._changed:
             self.is_over = True
             self._close()
 
     def _close(self) -> None:
-        if self._is_closed:
-            return
         try:
             self._native.close()
         finally:
