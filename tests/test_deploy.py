@@ -18,7 +18,7 @@ from prometheus_client.exposition import choose_encoder
 
 from scripts import dashboard
 from ucm.config import UCMConfig
-from ucm.metrics import METRICS, MetricKind
+from ucm.metrics import FROM_START, METRICS, MetricKind, sample_key
 from ucm.settings import read_size
 
 DEPLOY = Path(__file__).resolve().parents[1] / "deploy"
@@ -111,6 +111,26 @@ class TestExpressions:
         for where, expression in expressions().items():
             for side in expression.split(" / ") if " / " in expression else ():
                 assert "rate(" in side or "capacity" in side, where
+
+    def test_what_is_alerted_of_once_is_told_as_none_before(self) -> None:
+        """``increase`` compares two samples: a counter that begins with what happened says
+        nothing of it, whoever exports it."""
+        (group,) = yaml.safe_load(RULES.read_text())["groups"]
+        once = [
+            rule["expr"]
+            for rule in group["rules"]
+            if "for" not in rule and re.search(r"increase\(.* > 0$", rule["expr"])
+        ]
+        assert len(FROM_START) == len(once)
+        for expression in once:
+            ((name, labels),) = SERIES.findall(expression)
+            given = dict(re.findall(r'(\w+)="(\w+)"', labels))
+            assert sample_key(name, given) in FROM_START
+
+    def test_who_looks_nothing_up_is_no_alert(self) -> None:
+        """An engine with ``kv_producer`` saves, and finds nothing for as long as it runs."""
+        asked = {name for name, _ in series(expressions()["UcmNothingFound"])}
+        assert "ucm_lookups_total" in asked
 
     def test_every_alert_has_its_page(self) -> None:
         """Who is woken by one finds what to do under its name."""

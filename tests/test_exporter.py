@@ -83,6 +83,16 @@ class TestExporter:
             cache.close()
             assert 0 == value(scrape(url), "ucm_healthy")
 
+    def test_what_happens_once_is_none_before(self) -> None:
+        """A damaged block is a step from 0 to 1, and no series that begins with 1."""
+        counters = Counters()
+        labels = {"direction": "load", "outcome": "failed", "reason": "corrupt"}
+        with served(Exporter(counters.snapshot)) as url:
+            for seen in (0, 1):
+                found = value(scrape(url), "ucm_settled_parts_total", **labels)
+                assert seen == found
+                counters.add("ucm_settled_parts_total", 1, **labels)
+
     def test_caches_of_one_process_are_told_apart_by_their_names(self) -> None:
         """By one exporter, as a family may stand in a registry once; also for what has
         labels and buckets of its own."""

@@ -32,6 +32,7 @@ from prometheus_client.registry import Collector
 
 from ucm.errors import ConfigError
 from ucm.metrics import (
+    FROM_START,
     METRICS,
     SECONDS_BUCKETS,
     Distribution,
@@ -138,7 +139,8 @@ def _check(labels: Mapping[Any, Any]) -> None:
 
 def _add(families: Mapping[str, Family], own: list[str], seen: Snapshot) -> None:
     """Give the samples of one cache to their families."""
-    for key, value in (seen.counters | seen.gauges).items():
+    born = dict.fromkeys(FROM_START, 0.0)
+    for key, value in (born | seen.counters | seen.gauges).items():
         name, labels = split_key(key)
         families[name].add_metric([*own, *labels.values()], value)
     for key, observed in seen.histograms.items():

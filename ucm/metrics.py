@@ -15,6 +15,7 @@ import attrs
 from ucm.metric_names import METRICS, Metric, MetricKind
 
 __all__ = [
+    "FROM_START",
     "METRICS",
     "SECONDS_BUCKETS",
     "Counters",
@@ -83,6 +84,15 @@ def _text_of(key: str) -> str:
     name, labels = split_key(key)
     pairs = ",".join(f'{label}="{value}"' for label, value in labels.items())
     return f"{name}{{{pairs}}}" if pairs else name
+
+
+_CORRUPT: Final = {"direction": "load", "outcome": "failed", "reason": "corrupt"}
+FROM_START: Final = (
+    sample_key("ucm_settled_parts_total", _CORRUPT),
+    "ucm_quarantined_holds_total",
+    "ucm_dropped_log_lines_total",
+)
+"""Exported as 0 before it happens, which may be once: an alert compares two samples."""
 
 
 class Counters:

@@ -12,10 +12,27 @@ _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _STATS = "ucm/integration/vllm/stats.py"
 _EXPORTS = "tests/test_exporter.py::TestExporter"
 _FRONT = "tests/integration/vllm/test_vitals.py::TestFront"
+_NUMBERS = "tests/integration/vllm/test_stats.py::TestPrometheus"
 _LOOKS = "tests/integration/vllm/test_health.py::TestRefresh"
 _TICKETS = "tests/pipeline/test_recorder.py::TestRecorder"
 
 METRICS = (
+    Mutant(
+        name="first_damage_is_no_step",
+        why="X-10: the alert of a damaged block, or a stuck copy, waits for a second one.",
+        file=_STATS,
+        find="self._child(key, engine).inc(0)",
+        replace="pass",
+        killers=(f"{_NUMBERS}::test_what_happens_once_is_none_before",),
+    ),
+    Mutant(
+        name="first_damage_of_a_host_is_no_step",
+        why="X-10: the alert of a host's damaged block waits for a second one.",
+        file=_EXPORTER,
+        find="(born | seen.counters",
+        replace="(seen.counters",
+        killers=(f"{_EXPORTS}::test_what_happens_once_is_none_before",),
+    ),
     Mutant(
         name="hung_engine_stays_healthy",
         why="X-11: an engine that hangs is as healthy as it was when it last moved.",

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from ucm.integration.vllm.stats import UCMPromMetrics, UCMStats, stats_of
-from ucm.metrics import METRICS, Counters
+from ucm.metrics import FROM_START, METRICS, Counters, split_key
 
 SAVED, TIME = "ucm_saved_blocks_total", "ucm_save_duration_seconds"
 FAILED = "ucm_load_failures_total"
@@ -103,6 +103,14 @@ class TestPrometheus:
         client itself refuses a second one."""
         found = {family.name for family in registry.collect()}
         assert {f"vllm:{name}".removesuffix("_total") for name in METRICS} == found
+
+    def test_what_happens_once_is_none_before(self, metrics, registry):
+        """A damaged block, a stuck copy and a lost line are steps from 0, of each engine."""
+        labels = [{"model_name": "m", "engine": each} for each in "01"]
+        for key in FROM_START:
+            name, own = split_key(key)
+            for engine in labels:
+                assert 0 == registry.get_sample_value(f"vllm:{name}", engine | own)
 
     def test_numbers_arrive_under_their_labels(self, metrics, registry):
         """S0-43: each kind of number is found where an operator looks for it."""

@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 from ucm.configuration.sources import load
 from ucm.errors import ConfigError, NoStatusError, StoreError
 from ucm.metrics import (
+    FROM_START,
     METRICS,
     SECONDS_BUCKETS,
     Counters,
@@ -150,6 +151,9 @@ class UCMPromMetrics(KVConnectorPromMetrics):
             )
             for name, metric in METRICS.items()
         }
+        for engine in per_engine_labelvalues.values():
+            for key in FROM_START:
+                self._child(key, engine).inc(0)
         self._clock = clock
         self._lock = threading.Lock()
         self._told_at: dict[int, float] = {}
