@@ -78,7 +78,8 @@ prefix.matched: info, scheduler, request
     A part of a request's prompt was found, and its load ordered.
     > request_id trace_id computed_tokens external_tokens hit_tokens
 prefix.missed: info, scheduler, request
-    A look-up found less than all whole blocks. Once each time the request gets blocks.
+    A look-up found less than all whole blocks, or none was made. Once each time the
+    request gets blocks.
     > request_id trace_id life computed_tokens found_tokens wanted_tokens block group
     > key reason detail
 ticket.accepted: debug, worker, ticket

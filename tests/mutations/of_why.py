@@ -23,6 +23,7 @@ _DECLINED = "tests/scheduler/test_misses.py::TestDeclined"
 _WHEREVER = "tests/stores/test_slab_fates.py::TestEverywhere"
 _REMEMBERED = "tests/scheduler/test_unsaved.py::TestUnsaved"
 _LOOK_UPS = "tests/integration/vllm/test_lookups.py::TestLookUps"
+_ROLES = "tests/integration/vllm/test_roles.py::TestRoles"
 _REASONS = "tests/integration/vllm/test_lookups.py::TestReasons"
 _HELD = "test_hit_that_somebody_else_holds_up_is_offered_whole"
 _TAKEN = "test_hit_that_the_engine_never_takes_up_is_offered_shorter"
@@ -195,6 +196,14 @@ WHY = (
         find="outbox.why_unstored[ticket.transfer_id] = notice.outcome.reason",
         replace="pass",
         killers=(f"{_REASONS}::test_worker_says_why_a_save_was_not_stored",),
+    ),
+    Mutant(
+        name="never_looked_up_and_silent",
+        why="R-71: a producer's request was computed, and no look-up is said to fall short.",
+        file=_LOOKUPS,
+        find="None if known.life else _UNASKED",
+        replace="None",
+        killers=(f"{_ROLES}::test_who_was_never_looked_up_is_told_so",),
     ),
     Mutant(
         name="each_question_counts",

@@ -192,6 +192,12 @@ DETAILS: Final[Mapping[str, Explained]] = {
         "Leave max_load_tokens out of its `kv_transfer_params`, and prompt_logprobs and "
         "skip_reading_prefix_cache out of its sampling parameters.",
     ),
+    "it was not looked up": Explained(
+        "It was not looked up: the engine is a kv_producer, or the request skips the "
+        "prefix cache.",
+        "Use kv_both if the engine is to load as well; leave prompt_logprobs and "
+        "skip_reading_prefix_cache out of the request's sampling parameters.",
+    ),
     "the request's id is too long": Explained(
         "The request's id is too long.", "Use ids of at most 65536 characters."
     ),

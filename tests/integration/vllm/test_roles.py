@@ -15,10 +15,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 
 from tests.integration.vllm.kit import engine_config, plain_cache
 from tests.integration.vllm.test_halves import Engine, request
+from tests.traces import logs_closed
+from ucm.cli.trace_answers import reasons_of
 from ucm.errors import ConfigError
 from ucm.integration.vllm.modes import Loads, Saves
 from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.ucm_connector import UCMConnector
+from ucm.story.collected import collect
+from ucm.story.files import Reading, find_logs, read_logs
+from ucm.story.lives import lives_of
+from ucm.story.misses import DETAILS
 
 MODULE = "ucm.integration.vllm.ucm_connector"
 
@@ -49,6 +55,23 @@ class TestRoles:
             assert (0, False) == engine.scheduler.match(request("s"), 0)
             engine.scheduler.finished("s")
             assert engine.idle()
+
+    def test_who_was_never_looked_up_is_told_so(self, tmp_path: Path) -> None:
+        """A request of a producer was computed because nothing is looked up there: its log
+        says so in the words that ``ucm trace why`` knows, and no look-up counts."""
+        logs = tmp_path / "logs"
+        log = {"directory": str(logs)}
+        with logs_closed(), serving(tmp_path, "kv_producer", log=log) as engine:
+            engine.save()
+            told = engine.scheduler.stats().reduce()
+            assert not [name for name in told if "lookups" in name]
+        lines = list(read_logs(find_logs(logs), Reading()))
+        (life,) = (each for each in lives_of(collect(lines)) if each.ended is not None)
+        (reason,) = reasons_of(life)
+        expected = DETAILS["it was not looked up"]
+        assert ("admission", *expected) == (
+            *(reason["reason"], reason["detail"], reason["remedy"]),
+        )
 
     def test_consumer_loads_and_never_saves(self, tmp_path: Path) -> None:
         """A consumer finds and loads what a producer beside it stores, and stores

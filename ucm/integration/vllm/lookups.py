@@ -44,6 +44,8 @@ _MISSED: Final = {
     reason: sample_key("ucm_missed_lookups_total", {"reason": reason})
     for reason in MissReason
 }
+_UNASKED: Final = Miss(MissReason.ADMISSION, {"text": "it was not looked up"})
+"""Of an engine that loads nothing, and of who is not kept waiting until it can be looked up."""
 
 
 class Lookups:
@@ -149,7 +151,8 @@ class Lookups:
         """
         match, known.match = known.match, None
         if match is None:
-            known.computed_tokens, known.miss = 0, None
+            known.computed_tokens, known.miss = 0, None if known.life else _UNASKED
+            known.life = known.life or 1
             return
         known.weighed = UNWEIGHED
         known.life += 1
