@@ -145,6 +145,16 @@ SIGNS = (
         ),
     ),
     Mutant(
+        name="id_of_a_client_is_ambiguous",
+        why="R-71: a client asks why r1 was computed, and hears that r10 begins so, too.",
+        file="ucm/cli/trace.py",
+        find="lives = exact or whole or lives",
+        replace="lives = exact or lives",
+        killers=(
+            "tests/cli/test_trace.py::TestShow::test_the_id_that_a_client_knows_is_itself",
+        ),
+    ),
+    Mutant(
         name="log_that_nobody_could_read_is_none",
         why="R-71: who looks at another user's log, or another release's, hears that there is none.",
         file="ucm/cli/trace.py",

@@ -267,7 +267,8 @@ def _one_request(
         life for life in lives_of(collected) if life.request_id.startswith(request_id)
     ]
     exact = [life for life in lives if life.request_id == request_id]
-    lives = exact or lives
+    whole = [life for life in lives if life.request_id.startswith(f"{request_id}-")]
+    lives = exact or whole or lives
     names = sorted({life.request_id for life in lives})
     if not lives:
         raise _nothing(f"no line of {path} tells of a request {request_id}", reading)
