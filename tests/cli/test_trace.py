@@ -90,7 +90,7 @@ class TestShow:
         assert (UNREADABLE, True) == (code, "nobody" in err)
 
     def test_the_id_that_a_client_knows_is_itself(self, tmp_path):
-        """vLLM lengthens it behind a dash; one more digit is another client's."""
+        """An engine lengthens it behind a dash; one more digit is another client's."""
         for name in ("cmpl-r1-0-ab12", "cmpl-r10-0-cd34", "cmpl-r1x"):
             write(tmp_path / f"ucm-{name}-1.jsonl", ended(name))
         code, out, _ = call("show", "cmpl-r1", "--log", tmp_path)
