@@ -80,8 +80,8 @@ MISSES: Final[Mapping[str, Explained]] = {
     ),
     "unavailable": Explained(
         "The store, or a tier below it, did not answer.",
-        "Look at the store's medium, and whether the slab's files are still there; of "
-        "tiers, look for agent.lost and tier.silent in the log.",
+        "Look for store.bypassed in the log, which says why, as that the slab's files were "
+        "removed; of tiers, look for agent.lost and tier.silent in the log.",
     ),
     "late": Explained(
         "What there is of it was not known in time: by the tiers, or by its adapter's files.",
