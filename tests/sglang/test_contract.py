@@ -14,6 +14,7 @@ from ucm.integration.sglang.engine import (
     _ELSEWHERE,
     _READS,
     _TAKEN,
+    _VARIABLES,
 )
 
 pytestmark = pytest.mark.slow
@@ -138,3 +139,17 @@ def test_settings_that_count_are_settings_of_sglang() -> None:
     saver = {"enable_memory_saver", "enable_weights_cpu_backup"}
     counted = {*_COUNTED, *_COUNTED_IF_SET}
     assert set() == {*counted, *_ELSEWHERE, *_TAKEN, *saver} - fields
+
+
+def test_variables_that_count_are_those_of_sglang() -> None:
+    """R-81: with what they are where nobody sets them."""
+    variables = class_of("Envs", "sglang/srt/environ.py")
+    found = {
+        node.targets[0].id: ast.literal_eval(node.value.args[0])
+        for node in variables.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Call)
+        and node.targets[0].id in _VARIABLES
+    }
+    assert _VARIABLES == found

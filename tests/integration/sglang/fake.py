@@ -28,6 +28,7 @@ from tests.integration.sglang.pools import (
     MHATokenToKVPool,
     MLATokenToKVPool,
 )
+from ucm.integration.sglang.engine import _VARIABLES
 
 
 class PoolName(enum.StrEnum):
@@ -137,6 +138,22 @@ class PoolTransfer:
     hit_policy: PoolHitPolicy = PoolHitPolicy.TRAILING_PAGES
 
 
+class Variables:
+    """
+    SGLang's, as far as a door asks for them.
+
+    Args:
+        given: Those that somebody has set.
+    """
+
+    def __init__(self, given: dict[str, object]) -> None:
+        self._given = given
+
+    def __getattr__(self, name: str) -> types.SimpleNamespace:
+        value = self._given.get(name, _VARIABLES[name])
+        return types.SimpleNamespace(get=lambda: value)
+
+
 def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
     """Return settings as SGLang has them by default."""
     return types.SimpleNamespace(
@@ -144,6 +161,7 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "attention_backend": "torch_native",
             "attn_cp_size": 1,
             "attn_dp_size": 1,
+            "bf16_gemm_backend": "auto",
             "chosen": {},
             "context_length": None,
             "dcp_size": 1,
@@ -165,9 +183,12 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "enable_w4a4_mxfp4_megamoe": False,
             "enable_weights_cpu_backup": False,
             "enforce_shared_experts_fusion": False,
+            "environment": {},
             "flashinfer_a2a_dispatch_type": None,
             "flashinfer_mxfp4_moe_precision": "default",
             "forward_hooks": None,
+            "fp4_gemm_runner_backend": "auto",
+            "fp8_gemm_runner_backend": "auto",
             "is_embedding": False,
             "is_multimodal": False,
             "json_model_override_args": "{}",
@@ -182,10 +203,13 @@ def server_args(model: Path, **changed: Any) -> types.SimpleNamespace:
             "load_format": "auto",
             "mamba_backend": "triton",
             "mamba_cache_philox_rounds": 0,
+            "model_config_parser": "auto",
             "model_impl": "auto",
             "model_path": str(model),
             "modelopt_checkpoint_restore_path": None,
             "modelopt_quant": None,
+            "moe_a2a_backend": "none",
+            "moe_runner_backend": "auto",
             "pp_size": 1,
             "prefill_attention_backend": None,
             "quantization": None,
@@ -211,6 +235,7 @@ def _modules(args: types.SimpleNamespace) -> dict[str, dict[str, Any]]:
         f"{mem_cache}.unified_cache.unified_cache_linker": {
             "UnifiedCacheLinker": UnifiedCacheLinker
         },
+        "sglang.srt.environ": {"envs": Variables(args.environment)},
         "sglang.srt.runtime_context": {"get_server_args": lambda: args},
         "sglang.srt.arg_groups.overrides": {
             "resolution_result": lambda args, name: args.chosen.get(

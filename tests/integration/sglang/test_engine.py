@@ -160,9 +160,13 @@ def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
         digest(enforce_shared_experts_fusion=True),
         digest(flashinfer_a2a_dispatch_type="nvfp4"),
         digest(flashinfer_mxfp4_moe_precision="fp8"),
+        digest(bf16_gemm_backend="gemv"),
         digest(enable_tf32_matmul=True),
         digest(forward_hooks=[{"hook_factory": "steering:more"}]),
         digest(forward_hooks=[{"hook_factory": "steering:less"}]),
+        digest(fp4_gemm_runner_backend="marlin"),
+        digest(fp4_gemm_runner_backend="flashinfer_cutlass"),
+        digest(fp8_gemm_runner_backend="triton"),
         digest(kt_max_deferred_experts_per_token=2),
         digest(kt_method="AMXINT8"),
         digest(kt_num_gpu_experts=1),
@@ -171,12 +175,32 @@ def test_whatever_decides_bytes_is_in_the_key(kit: Kit) -> None:
         digest(linear_attn_prefill_backend="flashinfer"),
         digest(mamba_backend="flashinfer"),
         digest(mamba_cache_philox_rounds=4),
+        digest(model_config_parser="mistral"),
         digest(modelopt_quant="fp8"),
+        digest(moe_a2a_backend="deepep"),
+        digest(moe_runner_backend="marlin"),
     ]
     assert len(digests) == len(set(digests))
     assert digest() == digest()
     (kit.model / "config.json").write_text('{"rope_theta": 2}')
     assert digests[0] != digest()
+
+
+def test_variables_that_decide_bytes_are_in_the_key(kit: Kit) -> None:
+    """R-81: code that an engine alone computes with, and bits; those that are not set change none."""
+    rows = device_rows(pools.MHATokenToKVPool(), pools.TOKENS)
+    digests = set()
+    for given in (
+        {},
+        {"SGLANG_EXTERNAL_MODEL_PACKAGE": ""},
+        {"SGLANG_EXTERNAL_MODEL_PACKAGE": "others"},
+        {"SGLANG_EXTERNAL_MODEL_PACKAGE": "models"},
+        {"SGLANG_FORCE_FP8_MARLIN": True},
+        {"SGLANG_HUMMING_ONLINE_QUANT_CONFIG": {"dtype": "int4"}},
+    ):
+        kit.installed(environment=given)
+        digests.add(named(kit.args, rows, "", 1)[1].digest)
+    assert 5 == len(digests)
 
 
 def test_blocks_of_other_weights_are_not_found(kit: Kit) -> None:

@@ -86,12 +86,44 @@ _COUNTED: Final = (
 )
 # fmt: on
 """Settings that decide the bytes of pages, beside what the pool shows."""
+# fmt: off
 _COUNTED_IF_SET: Final = (
-    "enable_tf32_matmul",
-    "forward_hooks",
-    "kt_max_deferred_experts_per_token",
+    "bf16_gemm_backend", "enable_tf32_matmul", "forward_hooks", "fp4_gemm_runner_backend",
+    "fp8_gemm_runner_backend", "kt_max_deferred_experts_per_token", "model_config_parser",
+    "moe_a2a_backend", "moe_runner_backend",
 )
-"""Likewise; engines where none of them is set have the keys that they had before these counted."""
+# fmt: on
+"""Likewise; engines where none of them is set have the keys that they had before these counted.
+Of the same weights some kernels take activations of four or eight bits, and others of sixteen."""
+_UNSET: Final = ("auto", "none")
+_VARIABLES: Final[Mapping[str, object]] = {
+    "SGLANG_CPU_QUANTIZATION": False,
+    "SGLANG_DEEPEP_BF16_DISPATCH": False,
+    "SGLANG_EXTERNAL_MODEL_PACKAGE": "",
+    "SGLANG_FLASHINFER_CUTEDSL_NVFP4_W4A16": False,
+    "SGLANG_FLASHINFER_MEGAMOE_COMBINE_DTYPE": "bf16",
+    "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION": False,
+    "SGLANG_FORCE_FP8_MARLIN": False,
+    "SGLANG_FP4_IGNORED_LAYERS": "",
+    "SGLANG_FP8_IGNORED_LAYERS": "",
+    "SGLANG_HUMMING_INPUT_QUANT_CONFIG": None,
+    "SGLANG_HUMMING_ONLINE_QUANT_CONFIG": None,
+    "SGLANG_INT4_WEIGHT": False,
+    "SGLANG_MINICPM_DENSE_AS_SPARSE": False,
+    "SGLANG_MINICPM_FORCE_DENSE": False,
+    "SGLANG_MOE_NVFP4_DISPATCH": False,
+    "SGLANG_MORI_COMBINE_DTYPE": "auto",
+    "SGLANG_MORI_DISPATCH_DTYPE": "auto",
+    "SGLANG_NIXL_EP_BF16_DISPATCH": False,
+    "SGLANG_NVFP4_CKPT_FP8_GEMM_IN_ATTN": False,
+    "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": False,
+    "SGLANG_SIMULATE_UNIFORM_EXPERTS": False,
+    "SGLANG_SKIP_SOFTMAX_DECODE_THRESHOLD_SCALE_FACTOR": None,
+    "SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR": None,
+    "SGLANG_USE_AITER_FP8_PER_TOKEN": False,
+}
+"""Variables that say which code computes, or in how many bits, and no setting does; with what they
+are where nobody sets them."""
 _ELSEWHERE: Final[Mapping[str, tuple[object, ...]]] = {
     "decrypted_config_file": (None,),
     "kt_weight_path": (None,),
@@ -282,17 +314,24 @@ def named(
         engine=f"sglang {_RELEASE}",
         parallel=f"tp={num_ranks}",
         settings={name: str(setting(args, name)) for name in _COUNTED}
-        | {
-            name: str(value)
-            for name in _COUNTED_IF_SET
-            if (value := setting(args, name))
-        }
+        | _chosen(args)
         | {
             "pages": [f"{row.dtype} {tuple(row.shape[1:])}" for row in rows.values()],
             "parts": parts,
         },
     )
     return layout, attrs.evolve(keyspace, hash_algorithm="sglang.sha256")
+
+
+def _chosen(args: Theirs) -> dict[str, object]:
+    """Return what counts where somebody has set it, and is set."""
+    from sglang.srt.environ import envs
+
+    found = {name: setting(args, name) for name in _COUNTED_IF_SET}
+    chosen = {name: one for name, one in found.items() if one and one not in _UNSET}
+    found = {name: getattr(envs, name).get() for name in _VARIABLES}
+    chosen |= {name: one for name, one in found.items() if one != _VARIABLES[name]}
+    return {name: str(one) for name, one in chosen.items()}
 
 
 class Doubt:
