@@ -116,7 +116,7 @@ def test_weights_written_while_a_server_starts_are_refused(
 ) -> None:
     """R-81: what lies there now may not be what the server loaded."""
     monkeypatch.setattr(engine, "engine_began_ns", lambda: 0)
-    with pytest.raises(ConfigError, match="changed while the server was starting"):
+    with pytest.raises(ConfigError, match="changed since the server began"):
         kit.engine()
     kit.engine(weights_revision="r1")
 

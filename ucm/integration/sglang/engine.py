@@ -295,7 +295,7 @@ def named(
             refuse(
                 "weights_revision",
                 "",
-                f"files of {place} were changed while the server was starting",
+                f"files of {place} were changed since the server began",
                 "Start it again. Give each version a directory of its own, or a name.",
             )
         if (how := setting(args, "load_format")) not in _SAME_FILES:
