@@ -15,6 +15,7 @@ _LOCKS = "ucm/stores/slab/_locks.py"
 _OPENED = "ucm/stores/slab/_opened.py"
 _ROOM = "ucm/stores/slab/_room.py"
 _CRASH = "tests/stores/test_slab_crash.py"
+_DAMAGED = "tests/stores/test_slab_damaged.py"
 _DIRECTORY = "tests/stores/test_slab_directory.py"
 _LOST = "tests/stores/test_slab_lost.py"
 _ROOMS = "tests/stores/test_slab_room.py"
@@ -269,5 +270,42 @@ SLAB = (
         killers=(
             f"{_DIRECTORY}::TestKeySpaces::test_thousand_resets_leave_as_many_texts_as_one_reads",
         ),
+    ),
+    # What somebody has written over.
+    Mutant(
+        name="size_of_a_damaged_record_believed",
+        why="A process that reads such a block ends, and its engine.",
+        file="ucm/stores/slab/_store.py",
+        find="max(1, min(int(seen.nbytes[0]), block_bytes))",
+        replace="int(seen.nbytes[0])",
+        killers=(
+            f"{_DAMAGED}::test_size_that_is_none_is_a_damaged_block[native-1-4097]",
+        ),
+    ),
+    Mutant(
+        name="repair_of_damaged_chains_given_up",
+        why="No look-up or save is answered any more until somebody removes the slab.",
+        file="ucm/stores/slab/_index.py",
+        find="                self.rebuild(self.moment())\n",
+        replace="                raise\n",
+        killers=(f"{_DAMAGED}::test_chain_without_end_is_made_anew_behind_a_death",),
+    ),
+    Mutant(
+        name="damage_raised_as_it_is",
+        why="An error that nobody awaits ends the engine.",
+        file="ucm/stores/slab/_locks.py",
+        find="            raise self.damaged(exc) from exc\n",
+        replace="            pass\n",
+        killers=(
+            f"{_DAMAGED}::test_damage_that_cannot_be_put_right_is_told_with_what_to_do",
+        ),
+    ),
+    Mutant(
+        name="damaged_size_waited_for",
+        why="Who looks for damage never hears of it.",
+        file="ucm/stores/slab/_verify.py",
+        find='min(int(blocks.records["nbytes"][at]), len(into))',
+        replace='int(blocks.records["nbytes"][at])',
+        killers=(f"{_DAMAGED}::test_verification_waits_for_no_size_that_is_none",),
     ),
 )

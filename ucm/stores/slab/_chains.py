@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["NO_SLOT", "Chains", "KeyBatch", "unpack_key", "unpack_keys"]
 
 NO_SLOT = -1
+_LONGEST = 1 << 12
+"""Of a chain, if memory is in order: hashes are seeded."""
 _FEW = 64
 """So many slots are linked one by one: numpy's calls would cost more."""
 _NONE = np.array(NO_SLOT)  # numpy compares with an array faster than with a number
@@ -140,6 +142,7 @@ class Chains:
         "_key_at",
         "_mask",
         "_nexts",
+        "_num_slots",
         "_record",
         "_rows",
         "hashes",
@@ -168,6 +171,7 @@ class Chains:
         self._mask = np.array(len(heads) - 1, dtype=np.uint64)
         # The same as Python's own numbers and bytes, for looks at one key.
         self._heads, self._nexts = heads.data, nexts.data
+        self._num_slots = len(nexts)
         self._bytes = records.view(np.uint8).data
         self._key_at = records.dtype.fields["key"][1]  # type: ignore[index]
         self._hashes = records["hash"].data
@@ -193,9 +197,11 @@ class Chains:
     def find_field(self, field: bytes, found: int) -> int:
         """Return the linked slot of a key as it stands in records, with this hash."""
         slot = self._heads[found & (len(self._heads) - 1)]
-        for _ in range(len(self._nexts)):
+        for _ in range(_LONGEST):
+            if not 0 <= slot < self._num_slots:
+                return NO_SLOT
             at = slot * self._itemsize + self._key_at
-            if slot == NO_SLOT or self._bytes[at : at + _KEY_FIELD] == field:
+            if self._bytes[at : at + _KEY_FIELD] == field:
                 return slot
             slot = self._nexts[slot]
         return NO_SLOT
@@ -235,22 +241,30 @@ class Chains:
 
     def _with_hash(self, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
         """Return for each hash the first slot of its chain that has it."""
-        slots = self.heads[self.buckets(hashes)].astype(np.int64)
+        slots = self._bounded(self.heads[self.buckets(hashes)])
         asked = ((self.hashes[slots] != hashes) & (slots != _NONE)).nonzero()[0]
         ahead = slots[asked]
-        for _ in range(len(self.nexts)):  # a chain that changes may seem endless
+        for _ in range(_LONGEST):  # a chain that changes may seem endless
             if not len(asked):
                 break
-            slots[asked] = ahead = self.nexts[ahead].astype(np.int64)
+            slots[asked] = ahead = self._bounded(self.nexts[ahead])
             more = (self.hashes[ahead] != hashes[asked]) & (ahead != _NONE)
             asked, ahead = asked[more], ahead[more]
         slots[asked] = NO_SLOT
         return slots
 
+    def _bounded(self, linked: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Return these slots; ``NO_SLOT`` for one that is none, as in damaged memory."""
+        slots = linked.astype(np.int64)
+        slots[slots.view(np.uint64) >= self._num_slots] = NO_SLOT
+        return slots
+
     def _with_key(self, slot: np.int64, words: npt.NDArray[np.uint64]) -> int:
         """Return the slot of a key, at *slot* or further on in its chain."""
-        for _ in range(len(self.nexts)):
-            if slot == NO_SLOT or (self.words[slot] == words).all():
+        for _ in range(_LONGEST):
+            if not 0 <= slot < self._num_slots:
+                break
+            if (self.words[slot] == words).all():
                 return int(slot)
             slot = self.nexts[slot]
         return NO_SLOT
@@ -283,7 +297,7 @@ class Chains:
         if previous == slot:
             self._heads[bucket] = following
             return
-        for _ in range(len(self._nexts)):
+        for _ in range(_LONGEST):
             if self._nexts[previous] == slot:
                 self._nexts[previous] = following
                 return
@@ -322,10 +336,15 @@ class Chains:
         buckets: npt.NDArray[np.int64],
         is_dead: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]],
     ) -> None:
-        """Take what is dead out of the chains of some buckets, none of them empty."""
+        """
+        Take what is dead out of the chains of some buckets, none of them empty.
+
+        Raises:
+            IndexError: Memory is damaged.
+        """
         previous = np.full(len(buckets), NO_SLOT, dtype=np.int64)
         current = self.heads[buckets].astype(np.int64)
-        while len(buckets):
+        for _ in range(_LONGEST):
             following = self.nexts[current].astype(np.int64)
             dead = is_dead(current)
             at_head = dead & (previous < 0)
@@ -339,6 +358,7 @@ class Chains:
             previous = np.where(dead, previous, current)
             buckets, previous = buckets[more], previous[more]
             current = following[more]
+        raise IndexError("a chain has no end")
 
     def clear(self) -> None:
         """Forget all chains."""

@@ -112,7 +112,13 @@ class SlotIndex(Used):
 
     def _put_right(self) -> None:
         if self.words[_VERSION] & 1:
-            self.repair(self.moment())
+            try:
+                self.repair(self.moment())
+            except (
+                IndexError,
+                ValueError,
+            ):  # damaged: what follows from records is made anew
+                self.rebuild(self.moment())
 
     def observe(self, look: Callable[[], _T]) -> _T:
         """Return what *look* sees while nothing changes."""

@@ -68,7 +68,8 @@ FREE = int(SlotState.FREE)
 RESERVED = int(SlotState.RESERVED)
 COMMITTED = int(SlotState.COMMITTED)
 ABSENT = int(SlotState.ABSENT)
-_USED = np.array([False, True, True, False])
+_USED = np.zeros(256, dtype=np.bool_)  # a byte of damaged memory may say anything
+_USED[[RESERVED, COMMITTED]] = True
 
 
 def is_used(states: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:

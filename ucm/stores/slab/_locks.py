@@ -28,6 +28,7 @@ import contextlib
 import fcntl
 import os
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +36,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ucm.errors import StoreUnavailableError
+from ucm.errors import StoreUnavailableError, UCMError
 from ucm.stores.slab._files import (
     Directory,
     forbidden,
@@ -60,6 +61,7 @@ _SHORTEST_NAP, _LONGEST_NAP = 20e-6, 1e-3
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 _TO_THE_END = 0
 _REGION = 1 << 41
+_ASTRAY = IndexError, OverflowError, ValueError
 
 
 def _try_lock(fd: int) -> bool:
@@ -188,7 +190,7 @@ class FileLock:
             whole = True
         finally:
             if not whole:
-                self.__exit__(None, None, None)
+                self.__exit__(*sys.exc_info())
 
     def __exit__(
         self,
@@ -200,6 +202,14 @@ class FileLock:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
         finally:
             self._threads.release()
+        if isinstance(exc, _ASTRAY) and not isinstance(exc, UCMError):
+            raise self.damaged(exc) from exc
+
+    def damaged(self, exc: BaseException) -> StoreUnavailableError:
+        """Return the error for memory whose numbers lead nowhere: somebody wrote over it."""
+        return StoreUnavailableError(
+            f"{self._name} is damaged ({exc}): stop all its users and remove its directory"
+        )
 
     def _poll(self, deadline: float) -> None:
         nap = _SHORTEST_NAP

@@ -100,7 +100,6 @@ class Reservation:
             index.quick is None
             or self._places is not None
             or not 0 < len(batch) <= AT_ONCE
-            or not (self._is_now or len(self._moments) == len(batch))
         ):
             return None
         wishes = Wishes(self._nbytes, self._owner, self._moments)

@@ -298,7 +298,9 @@ class SlabStore(Store):
         committed = seen.committed.tolist()
         if False in committed:
             raise BlockNotFoundError(keys[committed.index(False)])
-        block_bytes = int(seen.nbytes[0]) if len(keys) else slab.geometry.slot_bytes
+        block_bytes = slab.geometry.slot_bytes
+        if len(keys):  # what a damaged record says is found by ``verify``
+            block_bytes = max(1, min(int(seen.nbytes[0]), block_bytes))
         slots = HostSlots(slab.pool, seen.slots, block_bytes)
         return SlabReadLease(slab, tuple(keys), seen, slots, self._verified)
 
