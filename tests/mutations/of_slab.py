@@ -301,6 +301,14 @@ SLAB = (
         ),
     ),
     Mutant(
+        name="damaged_owner_of_an_extent_visited",
+        why="Nobody who needs room can save any more.",
+        file="ucm/stores/slab/_arena.py",
+        find="        sizes = set(filter(self._is_of_class, sizes))",
+        replace="        pass",
+        killers=(f"{_DAMAGED}::test_extent_of_no_class_costs_its_slots_alone",),
+    ),
+    Mutant(
         name="damaged_size_waited_for",
         why="Who looks for damage never hears of it.",
         file="ucm/stores/slab/_verify.py",

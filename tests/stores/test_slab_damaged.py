@@ -103,6 +103,19 @@ def test_damaged_slab_is_refused_or_opened(tmp_path):
         open_slab(tmp_path / "s")
 
 
+@pytest.mark.parametrize("owner", [-(2**63), -1, 8193, HUGE])
+def test_extent_of_no_class_costs_its_slots_alone(owner, tmp_path):
+    """Who needs room passes over extents of which the arena says nonsense."""
+    with (
+        open_slab(tmp_path / "s", NUM_SLOTS) as store,
+        open_slab(tmp_path / "s", NUM_SLOTS, block_bytes=2 * SLOT_BYTES) as other,
+    ):
+        save(store, KEYS)
+        arena = np.memmap(tmp_path / "s" / "arena", np.int64, "r+")
+        arena[-1 + np.flatnonzero(arena == SLOT_BYTES)[-1]] = owner
+        assert 1 == save(other, KEYS[:1], 2 * SLOT_BYTES)
+
+
 @pytest.mark.parametrize("nbytes", [0, SLOT_BYTES + 1, 1 << 31, 1 << 40, 2**64 - 1])
 @pytest.mark.parametrize("count", [1, 8])
 def test_size_that_is_none_is_a_damaged_block(nbytes, count, tmp_path):

@@ -186,6 +186,7 @@ class Supply:
     def _take_one(self) -> bool:
         """Take an extent from another class, if one may go; return whether it did."""
         sizes = set(np.unique(self._owners()).tolist()) - {NOBODY, self._size}
+        sizes = set(filter(self._is_of_class, sizes))  # damaged memory may say anything
         with contextlib.ExitStack() as stack:
             visits = [stack.enter_context(self._visiting(size)) for size in sizes]
             others = {
@@ -203,6 +204,10 @@ class Supply:
             return chosen is not None and self._move(
                 chosen, others[int(seen.owners[chosen])]
             )
+
+    def _is_of_class(self, slot_bytes: int) -> bool:
+        of_class = self._manifest.of_class(slot_bytes) if slot_bytes > 0 else None
+        return of_class is not None and of_class.slot_bytes == slot_bytes
 
     @contextlib.contextmanager
     def _visiting(self, slot_bytes: int) -> Iterator[tuple[ClassIndex | None, bool]]:
