@@ -5,20 +5,39 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
 
 from benchmarks.oracle_settings import Setting
 from ucm.errors import DeviceError, StoreFullError, StoreUnavailableError
+from ucm.integration.vllm.adapters import SaltedHashes, _Files, adapter_settings
 from ucm.testing.faults import FaultPlan
 
-__all__ = ["Asked", "Fickle", "Load", "inputs"]
+__all__ = ["Adapter", "Asked", "Fickle", "Load", "inputs"]
 
 _DRAIN_S: Final = 120.0
+_PAUSES: Final = ("keep", "keep", "abort")
 _RECENT: Final = 60
 """So many requests are asked again, or gone on with."""
+
+
+@attrs.frozen
+class Adapter:
+    """A LoRA adapter as it is while an engine runs."""
+
+    number: int
+    path: Path
+    content: int
+    """Says all of what it holds."""
+
+    def request(self) -> Any:  # noqa: ANN401 - vLLM's LoRARequest
+        """Return it as the engine takes it."""
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(self.path.name, self.number, str(self.path))
 
 
 @attrs.define(eq=False)
@@ -31,10 +50,29 @@ class Asked:
     prompt: list[int]
     salt: str
     most: int
+    stops: list[int]
+    """Tokens that end the answer."""
+    content: int = 0
+    """Of its adapter; 0: none."""
+    key: bytes = b""
+    """By which the hashes of its blocks are those of its adapter's content."""
     said: list[int] = attrs.Factory(list)
     has_ended: bool = False
     steps_left: int | None = None
     """Steps after which it is aborted."""
+
+    @property
+    def hashes(self) -> Sequence[bytes]:
+        """What its blocks are called."""
+        if self.key:
+            return SaltedHashes(self.request, self.key)
+        hashes: Sequence[bytes] = self.request.block_hashes
+        return hashes
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the engine computes it."""
+        return bool(self.request.status.name == "RUNNING")
 
 
 def inputs(tokens: list[int], salt: str) -> dict[str, Any]:
@@ -49,6 +87,8 @@ class Load:
     Args:
         llm: The engine, in this process.
         past: All that was asked, by engines before as well; it grows.
+        roots: Beginnings that prompts have in common.
+        adapters: Which there are.
     """
 
     def __init__(
@@ -57,16 +97,19 @@ class Load:
         setting: Setting,
         chance: random.Random,
         past: list[Asked],
+        roots: Sequence[list[int]],
+        adapters: Sequence[Adapter],
     ) -> None:
         self._llm, self._setting, self._chance, self._past = llm, setting, chance, past
         self.scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-        self._live: dict[str, Asked] = {}
+        self.live: dict[str, Asked] = {}
         self._last: Any = None
         self.told: Counter[str] = Counter()
         self.problems: list[str] = []
-        self._roots = [
-            self._tokens(8, setting.max_len // 2) for _ in range(setting.roots)
-        ]
+        self._roots = roots
+        config = llm.llm_engine.vllm_config.lora_config
+        files = _Files(adapter_settings(config) or "", None)
+        self._adapters = [(each, files.salt_of(each.request())) for each in adapters]
         self._watch("add_request", self._added)
         self._watch("_preempt_request", lambda *_: self.told.update(["preempted"]))
 
@@ -88,15 +131,17 @@ class Load:
         while time.monotonic() < until:
             if chance.random() < 0.01:
                 target = chance.choice([0, 1, 8, 32, 96])
-            while len(self._live) < target and chance.random() < 0.6:
+            while len(self.live) < target and chance.random() < 0.6:
                 self._ask()
             if chance.random() < self._setting.resets:
                 self._reset()
+            if chance.random() < self._setting.sleeps:
+                self._sleep()
             self._step()
             step += 1
             between(step)
         until = time.monotonic() + _DRAIN_S
-        while self._live or self.scheduler.has_requests():
+        while self.live or self.scheduler.has_requests():
             self._step()
             if time.monotonic() > until:
                 left = [
@@ -156,45 +201,76 @@ class Load:
         chance, (prompt, salt) = self._chance, self._prompt()
         room = self._setting.max_len - len(prompt)
         most = min(room, chance.choice([1, 2, 10, 40, 100]))
+        is_stopped = chance.random() < self._setting.stopped
+        stops = self._tokens(100, 101) if is_stopped else []
         sampling = SamplingParams(
             temperature=0,
             max_tokens=most,
             ignore_eos=True,
             detokenize=False,
+            stop_token_ids=stops,
+            prompt_logprobs=1 if chance.random() < self._setting.logprobs else None,
             extra_args=self._wish(),
         )
         name = f"r{len(self._past)}"
         priority = chance.randrange(3) if self._setting.policy == "priority" else 0
+        # All or none: on a CPU the engine itself gives prompts without an adapter, beside
+        # two with one, what the second adapter says.
+        adapter, key = chance.choice(self._adapters or [(None, b"")])
         self._llm.llm_engine.add_request(
-            name, inputs(prompt, salt), sampling, priority=priority
+            name,
+            inputs(prompt, salt),
+            sampling,
+            priority=priority,
+            lora_request=adapter and adapter.request(),
         )
-        asked = Asked(name, self._last, prompt, salt, most)
+        content = adapter.content if adapter else 0
+        asked = Asked(name, self._last, prompt, salt, most, stops, content, key)
         if chance.random() < self._setting.aborted:
             asked.steps_left = chance.choice([0, 1, 1, 2, 3, 5, 10, 30])
         self._past.append(asked)
-        self._live[name] = asked
+        self.live[name] = asked
         self.told["requests"] += 1
 
     def _step(self) -> None:
         for output in self._llm.llm_engine.step():
-            asked = self._live.get(output.request_id)
+            asked = self.live.get(output.request_id)
             if asked is None:
                 continue
             asked.said = list(output.outputs[0].token_ids)
             if output.finished:
-                del self._live[asked.name]
+                del self.live[asked.name]
                 asked.has_ended = True
-                if len(asked.said) != asked.most:
+                is_stopped = asked.said and asked.said[-1] in asked.stops
+                if len(asked.said) != asked.most and not is_stopped:
                     said = f"{len(asked.said)} of {asked.most} tokens"
                     self.problems.append(f"{asked.name} ended with {said}")
-        for asked in [*self._live.values()]:
+        for asked in [*self.live.values()]:
             if asked.steps_left is None:
                 continue
             asked.steps_left -= 1
             if asked.steps_left < 0:
-                del self._live[asked.name]
-                self.told[f"aborted {asked.request.status.name}"] += 1
-                self._llm.llm_engine.abort_request([asked.name], internal=False)
+                self._abort(asked)
+
+    def _abort(self, asked: Asked) -> None:
+        del self.live[asked.name]
+        self.told[f"aborted {asked.request.status.name}"] += 1
+        self._llm.llm_engine.abort_request([asked.name], internal=False)
+
+    def _sleep(self) -> None:
+        """Pause the engine, with its requests or without, and let it go on."""
+        chance = self._chance
+        try:
+            self._llm.sleep(level=chance.choice([0, 0, 1]), mode=chance.choice(_PAUSES))
+            self.told["sleeps"] += 1
+        except RuntimeError:  # as of resets
+            self.told["sleeps refused"] += 1
+        for asked in [*self.live.values()]:
+            if asked.request.is_finished():
+                self._abort(asked)
+        for _ in range(chance.randrange(3)):
+            self._step()
+        self._llm.wake_up()
 
     def _reset(self) -> None:
         chance = self._chance

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from ucm.blocks import BlockId, PackedKey, group_of, hash_of
 from ucm.devices.cpu import CPUDevice
@@ -27,7 +28,7 @@ from ucm.pipeline import load, save
 from ucm.plan import HostSlots
 from ucm.stores.slab import SlabStore
 
-__all__ = ["TOLERANCE", "Eyes", "Oracle", "difference"]
+__all__ = ["COARSE", "TOLERANCE", "Eyes", "Oracle", "difference"]
 
 _Block = npt.NDArray[np.float32]
 _Bytes = npt.NDArray[np.uint8]
@@ -36,6 +37,10 @@ _Key = tuple[int, bytes]
 
 TOLERANCE: Final = 5e-3
 """Rounding of other batches is 5e-5; another token's block differs by 0.1 and more."""
+COARSE: Final = 0.25
+"""Of numbers of two bytes, or one, and of the length of a block: its distance from the right one."""
+_Part = tuple[int, int, torch.dtype]
+"""Where in a block numbers of one type begin and end."""
 
 
 def difference(one: _Block, other: _Block) -> float:
@@ -45,6 +50,13 @@ def difference(one: _Block, other: _Block) -> float:
     return most if math.isfinite(most) else math.inf
 
 
+def _distance(one: _Block, other: _Block) -> float:
+    """Return how far a block is from the right one, in lengths of that."""
+    with np.errstate(invalid="ignore"):
+        apart = float(np.linalg.norm(one - other) / max(np.linalg.norm(other), 1e-6))
+    return apart if math.isfinite(apart) else math.inf
+
+
 class Oracle:
     """
     Knows blocks as they were first seen, and as they should be.
@@ -52,10 +64,13 @@ class Oracle:
     Args:
         share: Of a block that is compared: behind it are layers of a draft model, which
             the engine fills when it likes.
+        is_coarse: Whether numbers are no float32, so that other batches round them otherwise.
     """
 
-    def __init__(self, share: float = 1.0) -> None:
-        self._share = share
+    def __init__(self, share: float = 1.0, *, is_coarse: bool = False) -> None:
+        self._share, self._is_coarse = share, is_coarse
+        self.parts: dict[int, list[_Part]] = {}
+        """Of a group's blocks; float32 all through if nothing is said."""
         self._lock = threading.Lock()
         self._known: dict[_Key, tuple[_Block, str]] = {}
         self.truth: dict[_Key, _Block] = {}
@@ -65,7 +80,7 @@ class Oracle:
 
     def see(self, where: str, key: _Key, raw: _Bytes) -> None:
         """Compare a block with its first sight."""
-        block = self._block(raw)
+        block = self._block(key, raw)
         with self._lock:
             self.counts[where] += 1
             first, at = self._known.setdefault(key, (block, where))
@@ -73,34 +88,46 @@ class Oracle:
 
     def learn(self, key: _Key, raw: _Bytes) -> None:
         """Take a block that is right."""
-        self.truth[key] = self._block(raw)
+        self.truth[key] = self._block(key, raw)
 
     def hold(self, where: str, key: _Key, raw: _Bytes) -> None:
         """Compare a block with what is right."""
         if key in self.truth:
             self.counts[where] += 1
-            self._compare(where, key, self._block(raw), self.truth[key])
+            self._compare(where, key, self._block(key, raw), self.truth[key])
 
-    def judge(self) -> None:
-        """Compare all first sights with what is right; what nobody knows, or nothing at all, is a problem."""
+    def judge(self, *, may_be_unknown: bool = False) -> None:
+        """
+        Compare all first sights with what is right.
+
+        Args:
+            may_be_unknown: Whether there may be blocks that nobody knows; they are a problem
+                otherwise, as it is if nothing at all was compared.
+        """
         for key, (block, where) in self._known.items():
             if key in self.truth:
                 self.counts["verified"] += 1
                 self._compare(f"{where}, against truth", key, block, self.truth[key])
             else:
                 self.counts["unknown"] += 1
-        if unknown := self.counts["unknown"]:
+        if (unknown := self.counts["unknown"]) and not may_be_unknown:
             self.problems.append(f"{unknown} blocks are of no tokens that were asked")
         if not self.counts["verified"]:
             self.problems.append("no block was compared with the truth")
 
-    def _block(self, raw: _Bytes) -> _Block:
-        block = np.ascontiguousarray(raw).view(np.float32)
+    def _block(self, key: _Key, raw: _Bytes) -> _Block:
+        whole = torch.from_numpy(np.array(raw))
+        parts = self.parts.get(key[0], [(0, len(whole), torch.float32)])
+        found = [whole[at:end].view(dtype).float().numpy() for at, end, dtype in parts]
+        block = np.concatenate(found)
         return block[: int(len(block) * self._share)].copy()
 
     def _compare(self, where: str, key: _Key, block: _Block, right: _Block) -> None:
-        apart = difference(block, right)
-        if apart < TOLERANCE:
+        measure, most = (
+            (_distance, COARSE) if self._is_coarse else (difference, TOLERANCE)
+        )
+        apart = measure(block, right)
+        if apart < most:
             self.worst = max(self.worst, apart)
         else:
             name = f"group {key[0]}, {key[1].hex()[:16]}"
@@ -135,6 +162,8 @@ class Eyes:
             device: CPUDevice, layout: KVLayout, kv_caches: Mapping[str, object]
         ) -> None:
             self._device, self._layout = device, layout
+            for group in layout.groups:
+                oracle.parts[int(group.group_id)] = [*_parts_of(group, kv_caches)]
             register(device, layout, kv_caches)
 
         def committed(stage: save.Commit, given: save.Sealed) -> save.Finished:
@@ -159,15 +188,25 @@ class Eyes:
         patch.setattr(save.Commit, "run", committed)
         patch.setattr(load, "_publish", published)
 
-    def look(self, scheduler: Any, request: Any, *, spare: int) -> None:  # noqa: ANN401 - vLLM's
+    def look(
+        self,
+        scheduler: Any,  # noqa: ANN401 - vLLM's
+        request: Any,  # noqa: ANN401 - vLLM's
+        hashes: Sequence[bytes],
+        *,
+        spare: int,
+    ) -> None:
         """Compare a request's blocks that are computed, but for its last *spare* tokens."""
         computed = request.num_computed_tokens - request.num_in_flight_tokens
         computed = min(computed, request.num_tokens - 1) - spare
         tables = scheduler.kv_cache_manager.get_block_ids(request.request_id)
         for group in self.layout.groups:
-            found = [*self._whole(group, tables, computed, request.block_hashes)]
+            found = [*self._whole(group, tables, computed, hashes)]
             # What a window has left behind, the engine drops when it likes.
-            found = found[-1:] if group.kind is GroupKind.WINDOW else found
+            found = found if group.kind is GroupKind.FULL else found[-1:]
+            if group.kind is GroupKind.STATE:
+                pool = scheduler.kv_cache_manager.block_pool.blocks
+                found = [each for each in found if pool[each[0]].block_hash]
             pages = self._pages(group, [block for block, _ in found])
             for (_, key), page in zip(found, pages, strict=True):
                 self._oracle.see("running", key, page)
@@ -176,14 +215,14 @@ class Eyes:
     def learning(
         self,
         llm: Any,  # noqa: ANN401 - vLLM's LLM
-        hashes: Mapping[tuple[tuple[int, ...], str], Sequence[bytes]],
+        hashes: Mapping[tuple[tuple[int, ...], str, str], Sequence[bytes]],
     ) -> Iterator[None]:
         """
         Take for right what an engine without connector computes.
 
         Args:
             llm: That engine.
-            hashes: Of the blocks of each prompt, by its tokens and salt.
+            hashes: Of the blocks of each prompt, by its tokens, salt and adapter's name.
         """
         core = llm.llm_engine.engine_core.engine_core
         layers = core.vllm_config.compilation_config.static_forward_context
@@ -195,7 +234,9 @@ class Eyes:
         def updated(scheduled: Any, output: object) -> object:  # noqa: ANN401 - vLLM's
             for name in scheduled.num_scheduled_tokens:
                 request = scheduler.requests[name]
-                prompt = tuple(request.prompt_token_ids), request.cache_salt or ""
+                lora, salt = request.lora_request, request.cache_salt or ""
+                adapter = lora.lora_name if lora else ""
+                prompt = tuple(request.prompt_token_ids), salt, adapter
                 tables = scheduler.kv_cache_manager.get_block_ids(name)
                 done = min(request.num_computed_tokens, len(prompt[0]))
                 for group in self.layout.groups:
@@ -214,7 +255,10 @@ class Eyes:
         hashes: Sequence[bytes],
     ) -> None:
         oracle = self._oracle
-        whole = self._whole(group, tables, computed, hashes)
+        if group.kind is GroupKind.STATE and computed % group.block_tokens:
+            return
+        whole = [*self._whole(group, tables, computed, hashes)]
+        whole = whole[-1:] if group.kind is GroupKind.STATE else whole
         found = [each for each in whole if each[1] not in oracle.truth]
         pages = self._pages(group, [block for block, _ in found])
         for (_, key), page in zip(found, pages, strict=True):
@@ -271,6 +315,18 @@ def _layers_of(layout: KVLayout) -> Iterator[str]:
     for group in layout.groups:
         for row in group.rows:
             yield from row.layer_names
+
+
+def _parts_of(group: GroupLayout, kv_caches: Mapping[str, Any]) -> Iterator[_Part]:
+    """Yield where numbers are in a group's blocks; behind a state its page is nobody's."""
+    for row, at in zip(group.rows, group.row_offsets, strict=True):
+        cache = kv_caches[row.layer_names[0]]
+        if isinstance(cache, torch.Tensor):
+            yield at, at + row.page_bytes, cache.dtype
+            continue
+        for state in cache:
+            begin = at + state.data_ptr() - cache[0].data_ptr()
+            yield begin, begin + state[0].nbytes, state.dtype
 
 
 def _tensor(layer: Any) -> object:  # noqa: ANN401 - vLLM's

@@ -4,10 +4,11 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 import tests.engine_imports  # noqa: F401 - its import is what counts
 from benchmarks.oracle_seen import Oracle
-from benchmarks.oracle_settings import choose
+from benchmarks.oracle_settings import RECIPES, choose
 
 KEY = (0, b"hash")
 BLOCK = np.linspace(-1.0, 1.0, 64, dtype=np.float32)
@@ -89,6 +90,31 @@ class TestOracle:
         oracle.see("publish", KEY, changed(0, 9.0))
         assert 1 == len(oracle.problems)
 
+    def test_blocks_of_who_was_killed_may_be_of_unknown_tokens(self) -> None:
+        """Nobody says what it was asked last; what is known is compared all the same."""
+        oracle = Oracle()
+        oracle.learn(KEY, raw(BLOCK))
+        oracle.see("commit", KEY, raw(BLOCK))
+        oracle.see("publish", (0, b"other"), raw(BLOCK))
+        oracle.judge(may_be_unknown=True)
+        assert [] == oracle.problems
+
+    def test_coarse_numbers_are_read_as_they_are_and_may_be_rounded(self) -> None:
+        """A state of two bytes each: neither its rounding nor what lies behind it in its page
+        counts, another state does."""
+        state = torch.from_numpy(BLOCK).bfloat16()
+        other = (torch.from_numpy(BLOCK) * 1.01).bfloat16()
+        oracle = Oracle(is_coarse=True)
+        oracle.parts[0] = [(0, state.nbytes, torch.bfloat16)]
+        for each, behind in ((state, b"12"), (other, b"34")):
+            page = each.view(torch.uint8).numpy().tobytes() + behind
+            oracle.see("commit", KEY, np.frombuffer(page, np.uint8))
+        assert [] == oracle.problems
+        assert 0.0 < oracle.worst < 0.02
+        turned = state.flip(0).view(torch.uint8).numpy()
+        oracle.see("publish", KEY, np.append(turned, np.uint8([1, 2])))
+        assert 1 == len(oracle.problems)
+
 
 def test_setting_is_that_of_its_seed() -> None:
     """What a seed has found is found again; other seeds are otherwise."""
@@ -103,3 +129,23 @@ def test_second_engine_takes_the_slab_of_the_first() -> None:
         assert first != second
         for name in ("model", "block_tokens", "capacity", "draft", "has_tier"):
             assert getattr(first, name) == getattr(second, name)
+
+
+def test_all_that_an_engine_may_have_is_drawn() -> None:
+    """Each model, and each of what only some engines have, alone and with others."""
+    drawn = [choose(seed) for seed in range(400)]
+    assert {*RECIPES} == {each.model for each in drawn}
+    assert {"", "stays", "dies"} == {each.neighbour for each in drawn}
+    for name in (
+        "adapters",
+        "draft",
+        "has_tier",
+        "flips",
+        "sleeps",
+        "stopped",
+        "logprobs",
+    ):
+        assert {False, True} == {bool(getattr(each, name)) for each in drawn}
+    assert {1, 2} == {each.ranks for each in drawn}
+    assert {"auto", "fp8"} == {each.cache_dtype for each in drawn}
+    assert all(each.caches for each in drawn if each.has_states)
