@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hierarchy of errors is the one that its module draws."""
 
+import copy
+import pickle
+
 import pytest
 
 from ucm import errors
@@ -95,3 +98,24 @@ def test_an_error_carries_what_it_is_about(
     """What failed is part of the message and an attribute."""
     assert told in str(error)
     assert cause[1] == getattr(error, cause[0])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.ConfigError("store.path", "x", "is not absolute", "Start with /."),
+        errors.ConfigFileError("UCM_CONFIG", "x", "is missing", "Make it.", "a file"),
+        errors.BlockNotFoundError(b"\x01\xff"),
+        errors.BlockCorruptError(b"\x01", "short"),
+        errors.BlockInUseError(7),
+        errors.StageFailedError("gather", 7),
+        errors.DeviceTimeoutError("no end"),
+        errors.PipelineError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_comes_whole_from_another_process(error: errors.UCMError) -> None:
+    """A pool of processes whose worker raises it would wait for ever for one it cannot read."""
+    for again in (pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert type(error) is type(again)
+        assert (str(error), vars(error)) == (str(again), vars(again))

@@ -81,7 +81,15 @@ def _parameter(found: "re.Match[str]") -> str:
 
 
 class UCMError(Exception):
-    """Base of all errors raised by ``ucm``."""
+    """Base of all errors raised by ``ucm``; each may be copied, and sent to another process."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Be made again of what it says: what ``__init__`` takes is another thing."""
+        return _again, (type(self), self.args), self.__dict__
+
+
+def _again(kind: type[UCMError], args: tuple[object, ...]) -> UCMError:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(UCMError, ValueError):
