@@ -8,7 +8,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from tests.cache.kit import Host, both_loops, keys_of, leaving_nothing, run
+from tests.cache.kit import LIMIT_S, Host, both_loops, keys_of, leaving_nothing, run
 from tests.clocks import RefusingThreads
 from ucm.cache import aio
 from ucm.cache.aio import Opening
@@ -17,6 +17,7 @@ from ucm.errors import PipelineClosedError, PipelineError, StoreUnavailableError
 from ucm.pipeline.tickets import OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
+from ucm.threads import Threads
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +37,38 @@ def test_cache_for_which_the_system_has_no_thread_leaves_nothing(refused: str) -
     host.core.close()
     with pytest.raises(StoreUnavailableError, match="closed"):
         host.store.match([bytes(32)])
+
+
+class EndsSlowly(Threads):
+    """Its loops wait with their end until somebody knows."""
+
+    def __init__(self) -> None:
+        self.is_known = threading.Event()
+
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """Return a loop whose thread goes on for as long."""
+        loop = asyncio.new_event_loop()
+        close = loop.close
+
+        def close_late() -> None:
+            assert self.is_known.wait(LIMIT_S)
+            close()
+
+        loop.close = close_late
+        return loop
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_cache_whose_store_raises_as_it_starts_is_not_open() -> None:
+    """R-81: it would be open, and each save and load would wait for all its time."""
+    threads = EndsSlowly()
+    host = Host(config=BRIEF, threads=threads)
+    host.store.watch = _die
+    with pytest.raises(PipelineClosedError, match="did not start"):
+        host.open_core()
+    threads.is_known.set()
+    host.join()
+    host.check_left()
 
 
 @both_loops
@@ -241,7 +274,7 @@ class TestDeadPipeline:
         host.check_left()
 
 
-def _die() -> None:
+def _die(*_: object) -> None:
     raise KeyError
 
 

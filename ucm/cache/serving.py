@@ -77,4 +77,5 @@ class Serving:
         except UCMError as exc:
             self._refusal = exc
         finally:
+            self.is_serving = False  # before who waits for the start is told
             waker.close()
