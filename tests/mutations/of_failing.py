@@ -175,4 +175,44 @@ FAILING = (
             f"{_ASIDE}::test_job_for_which_there_is_no_thread_is_done_with_the_next",
         ),
     ),
+    Mutant(
+        name="loop_that_fails_is_up",
+        why="A cache whose loop has died is open, and each call waits for all its time.",
+        file="ucm/cache/serving.py",
+        find="self.is_serving = False  # before who waits for the start is told",
+        replace="pass",
+        killers=(
+            "tests/cache/test_close.py::test_cache_whose_store_raises_as_it_starts_is_not_open",
+        ),
+    ),
+    Mutant(
+        name="any_blocks_are_opened",
+        why="Blocks that a store did not open count as loaded, with what they held before.",
+        file="ucm/pipeline/load.py",
+        find="if tuple(lease.keys) != ticket.span.keys:",
+        replace="if False:",
+        killers=(
+            "tests/cache/test_wrong_store.py::test_store_that_opens_fewer_blocks_gives_no_hit",
+        ),
+    ),
+    Mutant(
+        name="any_keys_are_leased",
+        why="Blocks are stored under keys of others, for all to find.",
+        file="ucm/pipeline/save.py",
+        find="if tuple(lease.keys) != granted:",
+        replace="if False:",
+        killers=(
+            "tests/cache/test_wrong_store.py::test_store_that_counts_its_slots_anew_stores_nothing_wrong",
+        ),
+    ),
+    Mutant(
+        name="error_is_what_its_init_takes",
+        why="A pool of processes waits for ever for a worker whose error it cannot read.",
+        file="ucm/errors.py",
+        find="return _again, (type(self), self.args), self.__dict__",
+        replace="return super().__reduce__()",
+        killers=(
+            "tests/test_errors.py::test_an_error_comes_whole_from_another_process",
+        ),
+    ),
 )

@@ -86,6 +86,9 @@ class Fetch(CopyStage[Ready, Fetched]):
         if lease is None:
             lease = self._store.read(ticket.span.keys)
             ticket.own(lease)
+            if tuple(lease.keys) != ticket.span.keys:
+                told = f"the store opened {len(lease.keys)} blocks, not those of "
+                raise StoreError(f"{told}{len(ticket.span)} keys that it was asked for")
             if given.is_partial:
                 _verify(self._store, lease, 0, len(lease.keys))
             ticket.read_lease = lease

@@ -125,6 +125,7 @@ class Gather(CopyStage[Ready, Gathered]):
             keys, uses = ticket.span.keys, ticket.span.uses
             lease = self._store.reserve(keys, ticket.block_bytes, uses)
             ticket.own(lease)
+            _check_granted(keys, lease)
             if lease.num_stored:
                 with contextlib.suppress(StoreError):
                     self._store.touch(keys, uses)
@@ -151,6 +152,14 @@ class Gather(CopyStage[Ready, Gathered]):
         else:
             ticket.own(contextlib.closing(fence))
         return Gathered(given)
+
+
+def _check_granted(keys: tuple[PackedKey, ...], lease: WriteLease) -> None:
+    """Refuse a lease that would have blocks stored under keys of others."""
+    at = lease.positions
+    granted = keys if len(at) == len(keys) else tuple(keys[each] for each in at)
+    if tuple(lease.keys) != granted:
+        raise StoreError(f"the store leased {len(lease.keys)} keys, not those {at=}")
 
 
 def _places(ticket: Ticket, lease: WriteLease) -> tuple[tuple[BlockId, ...], HostSlots]:

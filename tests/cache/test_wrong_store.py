@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A store of somebody else's that gives other blocks than it was asked for."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.cache.kit import Host, keys_of, leaving_nothing
+from ucm.blocks import PackedKey
+from ucm.cache.sync import Cache
+from ucm.pipeline.tickets import OutcomeKind
+
+
+def test_store_that_opens_fewer_blocks_gives_no_hit() -> None:
+    """The others would keep what they hold, and count as loaded."""
+    host, keys = Host(), keys_of(4)
+    read = host.store.read
+
+    def fewer(wanted: Sequence[PackedKey]) -> Any:
+        found = host.store.contains(wanted)
+        return read(
+            [key for key, is_there in zip(wanted, found, strict=True) if is_there]
+        )
+
+    host.store.read = fewer
+    with leaving_nothing(host), Cache(*host.open_core()) as cache:
+        assert cache.save(keys, range(4)).wait_committed().is_whole
+        cache.forget(keys[3:])
+        end = cache.load(keys, range(8, 12))
+        assert (OutcomeKind.FAILED, 0) == (end.kind, end.leading)
+        assert "opened 3 blocks" in end.error
+        assert cache.load(keys[:3], range(8, 11)).is_whole
+        assert host.content(range(3)) == host.content(range(8, 11))
+
+
+def test_store_that_counts_its_slots_anew_stores_nothing_wrong() -> None:
+    """Blocks would be stored under keys of others, and be found by all."""
+    host, keys = Host(), keys_of(4)
+    reserve = host.store.reserve
+
+    def anew(*asked: Any) -> Any:
+        lease = reserve(*asked)
+        lease.positions = tuple(range(len(lease.keys)))
+        return lease
+
+    host.store.reserve = anew
+    with leaving_nothing(host), Cache(*host.open_core()) as cache:
+        assert cache.save(keys[:2], range(2)).wait_committed().is_whole
+        end = cache.save(keys, range(4)).wait_committed()
+        assert (OutcomeKind.FAILED, 0) == (end.kind, end.leading)
+        assert "leased 2 keys" in end.error
+        assert 2 == cache.match(keys)
