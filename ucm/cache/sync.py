@@ -9,6 +9,7 @@ Threading: all of it from any thread, also at once.
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -195,9 +196,12 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         """
         Drain for ``timeout.shutdown``, end the rest, and close all. Idempotent.
 
-        Interrupted, as by Ctrl-C, it closes all the same, and raises then.
+        Interrupted, as by Ctrl-C, it closes all the same, and raises then. Where the interpreter
+        takes objects apart, behind the end of all threads, it leaves everything as it is.
         """
         check_may_wait()
+        if sys.is_finalizing():  # as a generator's that nobody has ended
+            return
         with ThreadPoolExecutor(1, "ucm-close") as aside:  # where no signal cuts in
             try:
                 closing = aside.submit(self._close)
