@@ -347,4 +347,14 @@ CB = (
             f"{_TESTS}::TestSlots::test_device_without_memory_for_a_copy_costs_hits_only",
         ),
     ),
+    Mutant(
+        name="experts_are_computed_anyhow",
+        why="Models whose experts are computed otherwise load each other's states.",
+        file=_MODEL,
+        find='{"experts": experts} if experts not in (None, "eager") else {}',
+        replace="{}",
+        killers=(
+            f"{_MODELS}::TestKeySpace::test_whatever_decides_the_states_makes_another[experts]",
+        ),
+    ),
 )

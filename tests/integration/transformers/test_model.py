@@ -126,6 +126,7 @@ class TestKeySpace:
             "recipe",
             "config",
             "attention",
+            "experts",
             "precision",
             "code",
             "frequencies",
@@ -145,6 +146,8 @@ class TestKeySpace:
             model.config.rms_norm_eps *= 2
         elif change == "attention":
             model.set_attn_implementation("eager")
+        elif change == "experts":
+            model.config._experts_implementation = "batched_mm"
         elif change == "precision":
             monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
         elif change == "frequencies":

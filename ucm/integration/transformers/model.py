@@ -103,6 +103,7 @@ def identify(
     shape = observe(model)
     _check_hooks(model)  # some are of the first call alone
     cast = autocast_of(shape.device.type)
+    experts = getattr(model.config, "_experts_implementation", None)
     page = block_tokens * shape.token_elements * shape.dtype.itemsize
     layout = ucm.paged_layout({"kv": page}, block_tokens=block_tokens)
     config = json.loads(model.config.to_json_string(use_diff=False))
@@ -123,7 +124,8 @@ def identify(
             "made": _made_by(model),
         }
         | ({"autocast": str(cast)} if cast else {})
-        | ({"compiled": True} if given is not model else {}),
+        | ({"compiled": True} if given is not model else {})
+        | ({"experts": experts} if experts not in (None, "eager") else {}),
     )
     return Identity(shape=shape, layout=layout, keyspace=keyspace)
 
