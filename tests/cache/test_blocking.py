@@ -22,6 +22,7 @@ from ucm.errors import (
     StoreUnavailableError,
 )
 from ucm.pipeline.tickets import OutcomeKind
+from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate, raising
 
 
@@ -135,6 +136,25 @@ class TestVerbs:
             assert 1 == cache.statistics().waiting_parts
             gate.open()
             assert second.wait_committed().is_whole
+
+    def test_line_moves_into_the_room_of_who_was_cancelled(self) -> None:
+        """They were refused, as if they had not waited, until a sweep came by."""
+        gate = Gate()
+        host = Host(FaultPlan(Fault("reserve", gate)), {"queue": {"tickets": 64}})
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            first = cache.save(keys_of(1), [0])
+            gate.wait_reached()
+            saves = [
+                cache.save(keys_of(1, 1 + at), [1 + at % 63], wait_for_room=True)
+                for at in range(123)
+            ]
+            assert 60 == cache.statistics().waiting_parts
+            for save in saves[:63]:
+                save.cancel()
+            for save in saves[:63]:
+                assert Reason.WITHDRAWN is save.wait_committed().reason
+            gate.open()
+            assert all(each.wait_committed().is_whole for each in (first, *saves[63:]))
 
     def test_cancelled_save_is_over(self) -> None:
         """Whoever waits for it on another thread hears of it."""

@@ -187,8 +187,9 @@ class TestRoom:
     def test_line_moves_as_room_is_made(self) -> None:
         """In order, and never beyond either bound."""
         room: Room[str] = Room(2, 100)
-        for name, nbytes in (("a", 60), ("b", 30), ("c", 10), ("d", 10)):
-            assert room.wait(name, nbytes, 9.0)
+        line = (("a", 60), ("b", 30), ("c", 10), ("d", 10))
+        for at, (name, nbytes) in enumerate(line):
+            assert room.wait(at, name, nbytes, 9.0)
         assert ("a", True) == room.next(0.0)
         assert ("b", True) == room.next(0.0)
         assert room.next(0.0) is None  # two are in
@@ -202,8 +203,8 @@ class TestRoom:
     def test_larger_than_all_goes_in_alone(self) -> None:
         """It would wait for ever otherwise."""
         room: Room[str] = Room(2, 100)
-        room.wait("small", 10, 9.0)
-        room.wait("huge", 1000, 9.0)
+        room.wait(0, "small", 10, 9.0)
+        room.wait(1, "huge", 1000, 9.0)
         assert ("small", True) == room.next(0.0)
         assert room.next(0.0) is None
         room.leave(10)
@@ -212,23 +213,23 @@ class TestRoom:
     def test_who_waits_too_long_is_told_and_takes_no_room(self) -> None:
         """The one behind goes in as if nobody had been before it."""
         room: Room[str] = Room(1, 100)
-        room.wait("late", 10, 1.0)
-        room.wait("next", 10, 3.0)
+        room.wait(0, "late", 10, 1.0)
+        room.wait(1, "next", 10, 3.0)
         assert ("late", False) == room.next(2.0)
         assert ("next", True) == room.next(2.0)
 
     def test_line_has_a_bound(self) -> None:
         """Beyond it whoever comes is refused as if it did not wait."""
         room: Room[int] = Room(1, 1)
-        assert all(room.wait(at, 1, 9.0) for at in range(1 << 16))
-        assert not room.wait(0, 1, 9.0)
+        assert all(room.wait(at, at, 1, 9.0) for at in range(1 << 16))
+        assert not room.wait(1 << 16, 0, 1, 9.0)
 
     def test_withdrawn_are_out_and_the_others_in_order(self) -> None:
         """Nobody loses a place by it."""
         room: Room[int] = Room(1, 1)
         for at in range(5):
-            room.wait(at, 1, 9.0)
-        assert [1, 3] == room.withdraw(lambda at: at % 2 == 1)
+            room.wait(10 + at, at, 1, 9.0)
+        assert [1, 3] == room.withdraw([11, 13, 15])
         assert [0, 2, 4] == room.drain()
         assert 0 == room.num_waiting
 

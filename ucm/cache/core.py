@@ -13,8 +13,7 @@ do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 
 import contextlib
 from collections import deque
-from collections.abc import Container, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from ucm.affinity import AffinityPlan
 from ucm.agent.client import AgentClient
@@ -304,13 +303,11 @@ class Core(Asking):
         """Have orders wait for room, and refuse those for which the line is full."""
         until = self._threads.monotonic() + self.timeout.save
         for order in orders:
-            nbytes = self._orders.nbytes(order)
+            number, nbytes = order.transfer_id, self._orders.nbytes(order)
             with self._lock:
-                is_in_line = self._room.wait((order, fence), nbytes, until)
+                is_in_line = self._room.wait(number, (order, fence), nbytes, until)
             if not is_in_line:
-                self._end_here(
-                    order.transfer_id, OutcomeKind.REFUSED, Reason.QUEUE_TICKETS
-                )
+                self._end_here(number, OutcomeKind.REFUSED, Reason.QUEUE_TICKETS)
         self._look_at_line()
 
     def _look_at_line(self) -> None:
@@ -361,7 +358,7 @@ class Core(Asking):
                 if not self._is_open:
                     return
                 wanted = [each for each in orders if each in self._open]
-                in_line = self._room.withdraw(partial(_is_in, orders))
+                in_line = self._room.withdraw(orders)
             self._runtime.abandon(wanted, Reason.WITHDRAWN)
             for order, _ in in_line:
                 self._end_here(
@@ -394,7 +391,3 @@ class Core(Asking):
             waiting_parts=self._room.num_waiting,
             failure=self._runtime.failure,
         )
-
-
-def _is_in(orders: Container[int], entry: tuple[SpanOrder, Fence]) -> bool:
-    return entry[0].transfer_id in orders

@@ -7,8 +7,8 @@ waits or is not stored there is under way here as well, so that the queue never 
 what this lets through.
 """
 
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 __all__ = ["Room"]
@@ -31,7 +31,8 @@ class Room(Generic[_T]):
         self._max_nbytes = max_nbytes
         self._items = 0
         self._nbytes = 0
-        self._line: deque[tuple[_T, int, float]] = deque()
+        # By number: any may be withdrawn, and thousands be in line.
+        self._line: OrderedDict[int, tuple[_T, int, float]] = OrderedDict()
 
     @property
     def num_waiting(self) -> int:
@@ -48,11 +49,11 @@ class Room(Generic[_T]):
         self._items -= 1
         self._nbytes -= nbytes
 
-    def wait(self, item: _T, nbytes: int, until: float) -> bool:
-        """Stand in line; False if that is too long already."""
+    def wait(self, number: int, item: _T, nbytes: int, until: float) -> bool:
+        """Stand in line, with a number of its own; False if that is too long already."""
         if len(self._line) >= _MOST_WAITING:
             return False
-        self._line.append((item, nbytes, until))
+        self._line[number] = item, nbytes, until
         return True
 
     def next(self, now: float) -> tuple[_T, bool] | None:
@@ -64,25 +65,21 @@ class Room(Generic[_T]):
         """
         if not self._line:
             return None
-        item, nbytes, until = self._line[0]
+        item, nbytes, until = next(iter(self._line.values()))
         if now <= until:
             if not self._has_room(nbytes):
                 return None
             self.enter(nbytes)
-        self._line.popleft()
+        self._line.popitem(last=False)
         return item, now <= until
 
-    def withdraw(self, is_meant: Callable[[_T], bool]) -> list[_T]:
-        """Take out those who are meant."""
-        out = [item for item, _, _ in self._line if is_meant(item)]
-        if out:
-            left = (entry for entry in self._line if not is_meant(entry[0]))
-            self._line = deque(left)
-        return out
+    def withdraw(self, numbers: Iterable[int]) -> list[_T]:
+        """Take out those who are meant, as far as they stand in line."""
+        return [self._line.pop(each)[0] for each in numbers if each in self._line]
 
     def drain(self) -> list[_T]:
         """Take out all who stand in line."""
-        left = [item for item, _, _ in self._line]
+        left = [item for item, _, _ in self._line.values()]
         self._line.clear()
         return left
 

@@ -63,7 +63,9 @@ class DumpQueue:
             direction: OrderedDict() for direction in Direction
         }
         self._items = dict.fromkeys(Direction, 0)
-        self._tickets = dict.fromkeys(Direction, 0)
+        self._tickets: dict[Direction, set[Ticket]] = {
+            each: set() for each in Direction
+        }
         self._nbytes = dict.fromkeys(Direction, 0)
         self._due: dict[Direction, set[Ticket]] = {each: set() for each in Direction}
         self._due_nbytes = dict.fromkeys(Direction, 0)
@@ -82,7 +84,7 @@ class DumpQueue:
 
     def waiting(self, direction: Direction) -> tuple[int, int]:
         """Return how many tickets of a direction wait to begin, and their bytes."""
-        return self._tickets[direction], self._nbytes[direction]
+        return len(self._tickets[direction]), self._nbytes[direction]
 
     def due(self, direction: Direction) -> tuple[int, int]:
         """
@@ -145,6 +147,7 @@ class DumpQueue:
     def over(self, ticket: Ticket) -> None:
         """Take note that a ticket has ended, accepted or not."""
         with self._lock:
+            self._waits_no_more(ticket)  # though its item may still be here
             if ticket in self._due[ticket.direction]:
                 self._due[ticket.direction].remove(ticket)
                 self._due_nbytes[ticket.direction] -= ticket.nbytes
@@ -265,9 +268,17 @@ class DumpQueue:
         return left
 
     def _count(self, item: Item, sign: int) -> None:
-        direction = item.ticket.direction
+        direction, ticket = item.ticket.direction, item.ticket
         self._items[direction] += sign
         if not item.is_first:
             return
-        self._tickets[direction] += sign
-        self._nbytes[direction] += sign * item.ticket.nbytes
+        if sign < 0:
+            self._waits_no_more(ticket)
+        else:
+            self._tickets[direction].add(ticket)
+            self._nbytes[direction] += ticket.nbytes
+
+    def _waits_no_more(self, ticket: Ticket) -> None:
+        if ticket in self._tickets[ticket.direction]:
+            self._tickets[ticket.direction].remove(ticket)
+            self._nbytes[ticket.direction] -= ticket.nbytes
