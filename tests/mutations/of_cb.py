@@ -32,8 +32,8 @@ CB = (
         name="autocast_of_nobody",
         why="A model that computes in bfloat16 goes on with states that it never computes.",
         file=_MODEL,
-        find='| ({"autocast": str(cast)} if cast else {})',
-        replace="| {}",
+        find='"autocast": str(cast)}',
+        replace="}",
         killers=(
             f"{_SPACES}[autocast]",
             f"{_PRECISION}::test_states_of_other_precision_are_not_found",

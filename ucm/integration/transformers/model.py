@@ -102,7 +102,6 @@ def identify(
     _check_kind(model)
     shape = observe(model)
     _check_hooks(model)  # some are of the first call alone
-    cast = autocast_of(shape.device.type)
     experts = getattr(model.config, "_experts_implementation", None)
     page = block_tokens * shape.token_elements * shape.dtype.itemsize
     layout = ucm.paged_layout({"kv": page}, block_tokens=block_tokens)
@@ -123,7 +122,7 @@ def identify(
             "code": _code_of(model),
             "made": _made_by(model),
         }
-        | ({"autocast": str(cast)} if cast else {})
+        | ({"autocast": str(cast)} if (cast := autocast_of(shape.device.type)) else {})
         | ({"compiled": True} if given is not model else {})
         | ({"experts": experts} if experts not in (None, "eager") else {}),
     )
