@@ -227,14 +227,22 @@ def _mooncake(place: Path) -> Iterator[dict[str, object]]:
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((place / "mooncake.log").open("wb"))
         node = [sys.executable, "-m", "examples.cluster.node", "--master", address]
+        processes = []
         for command in (master, node):
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-        try:
-            _until(lambda: b"ready" in (place / "mooncake.log").read_bytes())
-        except TimeoutError:
-            text = (place / "mooncake.log").read_text(errors="replace")[-2000:]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+            stack.callback(processes[-1].wait)
+            stack.callback(processes[-1].kill)
+
+        def told() -> str:
+            return (place / "mooncake.log").read_text(errors="replace")
+
+        def is_known() -> bool:  # one may end at once, as without its libraries
+            return "ready" in told() or any(each.poll() for each in processes)
+
+        with contextlib.suppress(TimeoutError):
+            _until(is_known)
+        if "ready" not in told():
+            text = told()[-2000:]
             sys.exit(f"no Mooncake here; --share DIRECTORY does without.\n{text}")
         yield {"type": "mooncake", "master": address, "timeout": PATIENCE_S}
 

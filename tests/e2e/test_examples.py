@@ -2,6 +2,7 @@
 """The examples run, say what they promise, and fail where they should."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from examples.cluster import __main__ as cluster
 from examples.prefill_decode import judge
 from tests.backends.mooncake_kit import why_not
 from tests.e2e.engine import ROOT
@@ -91,6 +93,18 @@ class TestPrefillDecode:
 
 
 class TestCluster:
+    def test_mooncake_that_cannot_run_is_told_of_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Who lacks its libraries reads which at once, and what does without; not minutes later."""
+        monkeypatch.setattr(cluster, "LIMIT_S", math.inf)
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+        for name in ("python", "mooncake_master"):
+            (tmp_path / name).write_text("#!/bin/sh\necho libibverbs; exit 127\n")
+            (tmp_path / name).chmod(0o755)
+        with pytest.raises(SystemExit, match=r"--share[^$]*libibverbs"):
+            cluster._mooncake(tmp_path).__enter__()
+
     def test_prompt_of_a_killed_engine_comes_from_what_engines_share(
         self, tmp_path: Path
     ) -> None:
