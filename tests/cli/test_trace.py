@@ -172,6 +172,20 @@ class TestWhy:
             for each in json.loads(out)["reasons"]
         ]
 
+    def test_remedies_of_a_reason_are_those_of_its_misses(self, tmp_path):
+        """R-71: where two were deleted and one made room, it says so, and not that three made room."""
+        gone = [
+            missed(f"r{n}", detail={"text": "forgotten", "age_s": n}) for n in (1, 2)
+        ]
+        log = write(tmp_path / "l", missed("r0", detail={"text": "evicted"}), *gone)
+        _, out, _ = call("why", "--log", log)
+        assert "evicted, 2 of 3: Look who calls `ucm store rm`" in out
+        assert "evicted, 1 of 3: Raise store.capacity" in out
+        only = write(tmp_path / "m", *gone)
+        assert "store.capacity" not in call("why", "--log", only)[1]
+        (told,) = json.loads(call("why", "--log", only, "--json")[1])["reasons"]
+        assert told["remedy"].startswith("Look who calls")
+
 
 class TestStats:
     def test_numbers_are_told(self, run):

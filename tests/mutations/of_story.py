@@ -14,6 +14,7 @@ _DRAWING = "ucm/story/drawing.py"
 _PAGE = "ucm/story/page.py"
 _PERFETTO = "ucm/story/perfetto.py"
 _TRACE = "ucm/cli/trace.py"
+_ANSWERS = "ucm/cli/trace_answers.py"
 _STATUS = "ucm/status.py"
 _VIEW = "ucm/cli/top_view.py"
 _FILE_TESTS = "tests/story/test_files.py"
@@ -26,6 +27,16 @@ _STATUS_TESTS = "tests/test_status.py"
 _TOP_TESTS = "tests/cli/test_top.py"
 
 STORY = (
+    Mutant(
+        name="story_misses_of_a_reason_have_one_remedy",
+        why="Who has one block deleted of many that made room is told of none.",
+        file=_ANSWERS,
+        find="ways = totals.remedies[reason].items() if kind",
+        replace="ways = list(totals.remedies[reason].items())[:1] if kind",
+        killers=(
+            f"{_TRACE_TESTS}::TestWhy::test_remedies_of_a_reason_are_those_of_its_misses",
+        ),
+    ),
     # Reading.
     Mutant(
         name="story_long_line_ends_reading",

@@ -130,7 +130,11 @@ def _reason(
 def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:
     """Print how often each reason made an engine compute, or that none was logged."""
     rows = [
-        ("miss", reason, count, totals.missing_tokens[reason], *explain_miss(reason))
+        (
+            *("miss", reason, count, totals.missing_tokens[reason]),
+            explain_miss(reason).meaning,
+            " ".join(remedy for remedy, _ in totals.remedies[reason].items()),
+        )
         for reason, count in totals.misses.items()
     ] + [
         ("failed load", reason, count, None, *explain_failure(reason))
@@ -151,8 +155,11 @@ def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:
     shown = [(row[0], row[1], row[2], number_text(row[3]), row[4]) for row in rows]
     title = "Why tokens were computed"
     console().print(table(title, ("", "reason", "count", "tokens", "meaning"), shown))
-    for _, reason, *_, remedy in rows:
-        console().print(f"{clean(reason)}: {clean(remedy)}")
+    for kind, reason, count, *_, remedy in rows:
+        ways = totals.remedies[reason].items() if kind == "miss" else [(remedy, count)]
+        for way, times in ways:
+            share = f", {times} of {count}" if times < count else ""
+            console().print(f"{clean(reason)}{share}: {clean(way)}")
     say_notes(notes)
 
 

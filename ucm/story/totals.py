@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import attrs
 
 from ucm.story.lines import Ended, Line, Missed, Settled
+from ucm.story.misses import explain_missed
 
 __all__ = ["Durations", "End", "Tally", "Totals", "totals_of"]
 
@@ -142,6 +143,8 @@ class Totals:
     misses: Tally = attrs.Factory(Tally)
     missing_tokens: Tally = attrs.Factory(Tally)
     """By reason, tokens that were wanted and not found."""
+    remedies: dict[str, Tally] = attrs.Factory(dict)
+    """By reason, what to do about how many misses."""
     failed_loads: Tally = attrs.Factory(Tally)
     tickets: dict[str, Tally] = attrs.Factory(dict)
     """By direction, how many tickets had which outcome."""
@@ -165,8 +168,14 @@ class Totals:
                 self.misses.add(line.reason)
                 missing = max(0, line.wanted_tokens - line.found_tokens)
                 self.missing_tokens.add(line.reason, missing)
+                self._add_remedy(line)
             case Settled():
                 self._add_ticket(line)
+
+    def _add_remedy(self, missed: Missed) -> None:
+        reason = missed.reason if self.misses[missed.reason] else _REST
+        remedy = explain_missed(missed)[0].remedy
+        self.remedies.setdefault(reason, Tally()).add(remedy)
 
     def _add_life(self, ended: Ended) -> None:
         self.lives.add(ended.outcome)
