@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutants of the door to vLLM."""
+"""Mutants of the doors to vLLM, and one of SGLang's."""
 
 from tests.mutations.mutant import Mutant
 
@@ -9,6 +9,7 @@ _WORKER = "ucm/integration/vllm/worker.py"
 _PROGRESS = "ucm/progress.py"
 _SCHEDULER = "ucm/integration/vllm/scheduler.py"
 _KEYSPACE = "ucm/integration/vllm/keyspace.py"
+_OF_SGLANG = "tests/integration/sglang/test_engine.py"
 _LOADS = "tests/integration/vllm/test_worker.py::TestLoads"
 _TOGETHER = "tests/integration/vllm/test_halves.py::TestTogether"
 _HUNG = "tests/integration/vllm/test_hung_loads.py::TestTogether"
@@ -193,5 +194,15 @@ DOORS = (
         find="    if loads and _tells_experts(vllm_config):",
         replace="    if _tells_experts(vllm_config):",
         killers=(f"{_REUSABLE}::{_EXPERTS}",),
+    ),
+    Mutant(
+        name="variables_that_sglang_does_not_list_are_in_no_key",
+        why="An engine loads what another one has computed in fewer bits.",
+        file="ucm/integration/sglang/engine.py",
+        find="for name, one in given if name in _UNLISTED}",
+        replace="for name, one in ()}",
+        killers=(
+            f"{_OF_SGLANG}::test_variables_that_sglang_lists_nowhere_are_in_the_key",
+        ),
     ),
 )

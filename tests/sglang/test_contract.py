@@ -14,6 +14,7 @@ from ucm.integration.sglang.engine import (
     _ELSEWHERE,
     _READS,
     _TAKEN,
+    _UNLISTED,
     _VARIABLES,
 )
 
@@ -153,3 +154,13 @@ def test_variables_that_count_are_those_of_sglang() -> None:
         and node.targets[0].id in _VARIABLES
     }
     assert _VARIABLES == found
+
+
+def test_variables_that_count_and_sglang_does_not_list_are_read_by_it() -> None:
+    """R-81: and whatever is in its list is asked for by that."""
+    files = (environment() / "sglang" / "srt").rglob("*.py")
+    text = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert [] == [name for name in _UNLISTED if f'"{name}"' not in text]
+    variables = class_of("Envs", "sglang/srt/environ.py")
+    listed = {node.id for node in ast.walk(variables) if isinstance(node, ast.Name)}
+    assert set() == listed & _UNLISTED

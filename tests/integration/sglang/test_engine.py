@@ -203,6 +203,19 @@ def test_variables_that_decide_bytes_are_in_the_key(kit: Kit) -> None:
     assert 5 == len(digests)
 
 
+def test_variables_that_sglang_lists_nowhere_are_in_the_key(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-81: it asks the environment itself for some by which it computes in fewer bits."""
+    kit.installed()
+    rows = device_rows(pools.MHATokenToKVPool(), pools.TOKENS)
+    digests = {named(kit.args, rows, "", 1)[1].digest}
+    for name in ("AITER_FORCE_A8W4", "ROCM_QUICK_REDUCE_QUANTIZATION"):
+        monkeypatch.setenv(name, "INT4")
+        digests.add(named(kit.args, rows, "", 1)[1].digest)
+    assert 3 == len(digests)
+
+
 def test_blocks_of_other_weights_are_not_found(kit: Kit) -> None:
     """R-81: one store, two models."""
     first = kit.engine(weights_revision="r1")

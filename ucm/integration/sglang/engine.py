@@ -20,6 +20,7 @@ import attrs
 import torch
 
 from ucm.blocks import KeySpace
+from ucm.config import environment_without
 from ucm.errors import ConfigError
 from ucm.integration.changes import engine_began_ns
 from ucm.integration.weight_files import is_changed_since, weights_digest
@@ -97,6 +98,10 @@ _COUNTED_IF_SET: Final = (
 Of the same weights some kernels take activations of four or eight bits, and others of sixteen."""
 _UNSET: Final = ("auto", "none")
 _VARIABLES: Final[Mapping[str, object]] = {
+    "DEEP_NORMAL_MODE_USE_INT8_QUANT": False,
+    "FLASHINFER_NVFP4_4OVER6": False,
+    "FLASHINFER_NVFP4_4OVER6_E4M3_USE_256": False,
+    "SGLANG_AMD_FLYDSL_MEGA_QUANT": "",
     "SGLANG_CPU_QUANTIZATION": False,
     "SGLANG_DEEPEP_BF16_DISPATCH": False,
     "SGLANG_EXTERNAL_MODEL_PACKAGE": "",
@@ -104,10 +109,12 @@ _VARIABLES: Final[Mapping[str, object]] = {
     "SGLANG_FLASHINFER_MEGAMOE_COMBINE_DTYPE": "bf16",
     "SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION": False,
     "SGLANG_FORCE_FP8_MARLIN": False,
+    "SGLANG_FORCE_MXFP8_BLOCK_CONVERT_DENSE": False,
     "SGLANG_FP4_IGNORED_LAYERS": "",
     "SGLANG_FP8_IGNORED_LAYERS": "",
     "SGLANG_HUMMING_INPUT_QUANT_CONFIG": None,
     "SGLANG_HUMMING_ONLINE_QUANT_CONFIG": None,
+    "SGLANG_HUMMING_USE_F16_ACCUM": False,
     "SGLANG_INT4_WEIGHT": False,
     "SGLANG_MINICPM_DENSE_AS_SPARSE": False,
     "SGLANG_MINICPM_FORCE_DENSE": False,
@@ -115,15 +122,25 @@ _VARIABLES: Final[Mapping[str, object]] = {
     "SGLANG_MORI_COMBINE_DTYPE": "auto",
     "SGLANG_MORI_DISPATCH_DTYPE": "auto",
     "SGLANG_NIXL_EP_BF16_DISPATCH": False,
+    "SGLANG_NPU_ARCH35_REQUANT_BLOCK_FP8": False,
     "SGLANG_NVFP4_CKPT_FP8_GEMM_IN_ATTN": False,
+    "SGLANG_OPT_HOPPER_BLOCK_FP8_BF16": True,
+    "SGLANG_ROCM_DISABLE_LINEARQUANT": False,
     "SGLANG_SIMULATE_ROUND_ROBIN_EXPERTS": False,
     "SGLANG_SIMULATE_UNIFORM_EXPERTS": False,
     "SGLANG_SKIP_SOFTMAX_DECODE_THRESHOLD_SCALE_FACTOR": None,
     "SGLANG_SKIP_SOFTMAX_PREFILL_THRESHOLD_SCALE_FACTOR": None,
+    "SGLANG_TRITON_FP8_PREFILL_ATTN": True,
     "SGLANG_USE_AITER_FP8_PER_TOKEN": False,
 }
 """Variables that say which code computes, or in how many bits, and no setting does; with what they
-are where nobody sets them."""
+are where nobody sets them. The next ones are not in SGLang's own list."""
+# fmt: off
+_UNLISTED: Final = frozenset((
+    "AITER_FORCE_A8W4", "AITER_SITUV2_A4W4", "AITER_SITUV2_A8W4",
+    "ROCM_QUICK_REDUCE_QUANTIZATION", "SGLANG_AITER_FP8_PREFILL_ATTN",
+    "SGLANG_FORCE_MXFP8_BLOCK_CONVERT", "SGLANG_GFX1250_W4A8_MOE"))
+# fmt: on
 _ELSEWHERE: Final[Mapping[str, tuple[object, ...]]] = {
     "decrypted_config_file": (None,),
     "kt_weight_path": (None,),
@@ -331,6 +348,8 @@ def _chosen(args: Theirs) -> dict[str, object]:
     chosen = {name: one for name, one in found.items() if one and one not in _UNSET}
     found = {name: getattr(envs, name).get() for name in _VARIABLES}
     chosen |= {name: one for name, one in found.items() if one != _VARIABLES[name]}
+    given = environment_without(frozenset()).items()
+    chosen |= {name: one for name, one in given if name in _UNLISTED}
     return {name: str(one) for name, one in chosen.items()}
 
 
