@@ -24,6 +24,7 @@ _WHEREVER = "tests/stores/test_slab_fates.py::TestEverywhere"
 _REMEMBERED = "tests/scheduler/test_unsaved.py::TestUnsaved"
 _LOOK_UPS = "tests/integration/vllm/test_lookups.py::TestLookUps"
 _ROLES = "tests/integration/vllm/test_roles.py::TestRoles"
+_ADAPTERS = "tests/integration/vllm/test_adapters.py::TestLookups"
 _REASONS = "tests/integration/vllm/test_lookups.py::TestReasons"
 _HELD = "test_hit_that_somebody_else_holds_up_is_offered_whole"
 _TAKEN = "test_hit_that_the_engine_never_takes_up_is_offered_shorter"
@@ -221,7 +222,15 @@ WHY = (
         file=_LOOKUPS,
         find="reason = MissReason.LATE if problem == LATE else MissReason.UNKEYED",
         replace="reason = MissReason.UNKEYED",
-        killers=(f"{_REASONS}::test_adapter_that_is_not_known_says_why",),
+        killers=(f"{_ADAPTERS}::test_adapter_that_is_not_known_says_why",),
+    ),
+    Mutant(
+        name="unkeyed_wanted_nothing",
+        why="R-71: of adapters that are passed over no token counts as missed.",
+        file=_LOOKUPS,
+        find="known.wanted_tokens = max(0, wanted - known.computed_tokens)",
+        replace="known.wanted_tokens = 0",
+        killers=(f"{_ADAPTERS}::test_adapter_that_is_not_known_says_why",),
     ),
     Mutant(
         name="paused_is_unavailable",

@@ -5,6 +5,7 @@ import os
 import shutil
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import structlog
@@ -17,8 +18,14 @@ from tests.integration.vllm.adapter_kit import (
     request,
     write_adapter,
 )
+from tests.integration.vllm.test_lookups import running, setup_of
+from tests.traces import logs_closed
 from ucm.integration.vllm.adapters import Adapters, SaltedHashes, adapter_settings
+from ucm.integration.vllm.lookups import Lookups
+from ucm.integration.vllm.running import Known
 from ucm.metrics import Counters
+from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.requests import NO_WISHES
 
 LATER = 10**18
 MARGIN_NS = 250_000_000
@@ -313,3 +320,37 @@ class TestHashes:
         salted = [list(SaltedHashes(one, salt)) for salt in (b"a", b"b")]
         assert [[8, 64], [8, 64]] == [[len(each) for each in of] for of in salted]
         assert 4 == len({each for of in salted for each in of})
+
+
+class TestLookups:
+    @pytest.mark.parametrize(
+        ("problem", "expected"), [("late", "late"), ("changed", "unkeyed")]
+    )
+    def test_adapter_that_is_not_known_says_why(
+        self, tmp_path: Path, problem: str, expected: str
+    ) -> None:
+        """R-71: not known in time is another thing than not known at all; it wanted its whole
+        blocks either way."""
+        counters = Counters()
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            lookups = Lookups(
+                engine.scheduler._setup.layout,
+                engine.scheduler._adapter.misses,
+                elsewhere=lambda key: None,
+                problem_of=lambda request_id: problem if request_id == "r" else "",
+                paying=engine.scheduler._paying,
+                counters=counters,
+            )
+            known = {name: Known(request(name), NO_WISHES) for name in "rs"}
+            for each in known.values():
+                lookups.looked(each, PrefixMatch(0, MatchReason.TOO_SHORT), 0, 0.0)
+                lookups.decided(each)
+            miss = known["r"].miss
+            assert miss is not None
+            assert f"its adapter: {problem}" == miss.detail["text"]
+        missed = "ucm_missed_lookups_total"
+        assert (
+            32 == known["r"].wanted_tokens == counters.total("ucm_wanted_tokens_total")
+        )
+        assert 1 == counters.total(missed, reason=expected)
+        assert 1 == counters.total(missed, reason="too_short")

@@ -13,11 +13,9 @@ import pytest
 from tests.integration.vllm.test_halves import HASHES, Engine, make_setup, request
 from tests.stores.slab_kit import index_path
 from tests.traces import logs_closed
-from ucm.integration.vllm.lookups import Lookups
 from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.running import Known
 from ucm.integration.vllm.setup import Setup
-from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.messages import StepReport, encode
@@ -298,36 +296,6 @@ class TestReasons:
             assert {"unkeyed": 1} == counted(engine)
             engine.worker.close()
             engine.scheduler.close()
-
-    @pytest.mark.parametrize(
-        ("problem", "expected"), [("late", "late"), ("changed", "unkeyed")]
-    )
-    def test_adapter_that_is_not_known_says_why(
-        self, tmp_path: Path, problem: str, expected: str
-    ) -> None:
-        """R-71: not known in time is another thing than not known at all."""
-        counters = Counters()
-        with logs_closed(), running(setup_of(tmp_path)) as engine:
-            lookups = Lookups(
-                engine.scheduler._setup.layout,
-                engine.scheduler._adapter.misses,
-                elsewhere=lambda key: None,
-                problem_of=lambda request_id: problem if request_id == "r" else "",
-                paying=engine.scheduler._paying,
-                counters=counters,
-            )
-            known = {name: Known(request(name), NO_WISHES) for name in "rs"}
-            for each in known.values():
-                lookups.looked(each, PrefixMatch(0, MatchReason.TOO_SHORT), 0, 0.0)
-                lookups.decided(each)
-            miss = known["r"].miss
-            assert miss is not None
-            assert f"its adapter: {problem}" == miss.detail["text"]
-        missed = "ucm_missed_lookups_total"
-        assert (1, 1) == (
-            counters.total(missed, reason=expected),
-            counters.total(missed, reason="too_short"),
-        )
 
     def test_hit_that_the_engine_never_takes_up_is_offered_shorter(
         self, tmp_path: Path

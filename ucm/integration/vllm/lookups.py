@@ -160,7 +160,7 @@ class Lookups:
         computed = known.computed_tokens
         known.miss = self._misses.explain(match, computed, self._elsewhere)
         if match.reason is MatchReason.TOO_SHORT:
-            known.miss = self._unkeyed(known.request.request_id) or known.miss
+            self._look_at_adapter(known)
         if known.most < NO_LIMIT:
             shortfall, known.most = _NO_ROOM, NO_LIMIT
         if shortfall is not None and known.miss is not None:
@@ -169,18 +169,20 @@ class Lookups:
             detail.pop("age_s", None)
             known.miss = replace(known.miss, reason=reason, detail=detail)
         totals: dict[str, float] = {_LOOKUPS: 1}
-        if match.wanted:
-            totals[_WANTED] = match.wanted
+        if known.wanted_tokens:
+            totals[_WANTED] = known.wanted_tokens
         if known.miss is not None:
             totals[_MISSED[known.miss.reason]] = 1
         self._counters.add_all(totals)
 
-    def _unkeyed(self, request_id: str) -> Miss | None:
-        """Return why a request has no hashes, if that is because of its adapter."""
-        if not (problem := self._problem_of(request_id)):
-            return None
-        reason = MissReason.LATE if problem == LATE else MissReason.UNKEYED
-        return Miss(reason, {"text": f"its adapter: {problem}"})
+    def _look_at_adapter(self, known: Known) -> None:
+        """Say why a request has no hashes, and what it wanted, if that is because of its adapter."""
+        if problem := self._problem_of(known.request.request_id):
+            reason = MissReason.LATE if problem == LATE else MissReason.UNKEYED
+            known.miss = Miss(reason, {"text": f"its adapter: {problem}"})
+            block = self._layout.alignment_tokens
+            wanted = (known.request.num_tokens - 1) // block * block
+            known.wanted_tokens = max(0, wanted - known.computed_tokens)
 
     def _has_ample_room(self, num_tokens: int) -> bool:
         """Return whether the engine has far more free blocks than so many tokens need."""
