@@ -28,3 +28,13 @@ class Uses:
 
     def __len__(self) -> int:
         return len(self.moments)
+
+    def check(self, count: int) -> None:
+        """
+        Make sure that these are the uses of so many blocks.
+
+        Raises:
+            ValueError: They are not.
+        """
+        if not count == len(self.moments) == len(self.tenants):
+            raise ValueError(f"{len(self.moments)} uses of {count} blocks")

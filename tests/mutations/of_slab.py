@@ -309,6 +309,22 @@ SLAB = (
         killers=(f"{_DAMAGED}::test_extent_of_no_class_costs_its_slots_alone",),
     ),
     Mutant(
+        name="uses_of_others_taken_for_damage",
+        why="Whose host says too little is told to remove a slab that is well.",
+        file="ucm/stores/slab/_store.py",
+        find="            uses.check(len(keys))\n",
+        replace="            pass\n",
+        killers=(f"{_DAMAGED}::test_error_of_a_caller_is_no_damage",),
+    ),
+    Mutant(
+        name="positions_of_no_lease_taken_for_damage",
+        why="Whose stage refuses a block that there is none of is told to remove a slab that is well.",
+        file="ucm/stores/slab/_leases.py",
+        find="if without and not set(without) <= set(range(len(self.keys))):",
+        replace="if False:",
+        killers=(f"{_DAMAGED}::test_error_of_a_caller_is_no_damage",),
+    ),
+    Mutant(
         name="damaged_size_waited_for",
         why="Who looks for damage never hears of it.",
         file="ucm/stores/slab/_verify.py",

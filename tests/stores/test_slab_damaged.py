@@ -16,6 +16,7 @@ from ucm.stores.slab._layout import IndexLayout, Word
 from ucm.stores.slab._survey import SlabSurvey
 from ucm.stores.slab._verify import Seen, verify
 from ucm.testing.store_blocks import load, make_keys, payload, save
+from ucm.uses import Uses
 
 pytestmark = pytest.mark.usefixtures("either_way")
 
@@ -114,6 +115,21 @@ def test_extent_of_no_class_costs_its_slots_alone(owner, tmp_path):
         arena = np.memmap(tmp_path / "s" / "arena", np.int64, "r+")
         arena[-1 + np.flatnonzero(arena == SLOT_BYTES)[-1]] = owner
         assert 1 == save(other, KEYS[:1], 2 * SLOT_BYTES)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_error_of_a_caller_is_no_damage(count, tmp_path):
+    """Who asks for what there is none of is told so, and not to remove the slab; the lease goes on."""
+    uses = Uses(np.zeros(count, np.int64), np.zeros(count, np.uint32))
+    with open_slab(tmp_path / "s") as store:
+        with pytest.raises(ValueError, match=f"{count} uses of 5 blocks"):
+            store.reserve(KEYS[:5], SLOT_BYTES, uses)
+        with store.reserve(KEYS[:5], SLOT_BYTES) as lease:
+            lease.seal(0, 5)
+            for at in (5, -1):
+                with pytest.raises(ValueError, match=f"{at}. of 5 blocks"):
+                    lease.commit([at])
+            assert 5 == lease.commit()
 
 
 @pytest.mark.parametrize("nbytes", [0, SLOT_BYTES + 1, 1 << 31, 1 << 40, 2**64 - 1])

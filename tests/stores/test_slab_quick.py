@@ -362,7 +362,7 @@ class TestGarbage:
         """A host that says too little is told so, and nothing else is granted."""
         made, other = make_pair(NUM_SLOTS)
         for each in (made, other):
-            with pytest.raises(IndexError):
+            with pytest.raises(ValueError, match="2 uses of 4"):
                 each.save(KEYS[:4], uses_at([1, 1]))
         sums = np.zeros(1, dtype=np.uint64)
         with pytest.raises(ValueError, match="2 moments and 1 checksums"):

@@ -109,9 +109,11 @@ class SlabWriteLease(WriteLease):
         Publish every granted block in one step, but for some; see ``WriteLease``.
 
         Raises:
-            ValueError: A block was not sealed; the lease goes on.
+            ValueError: A block was not sealed, or is none of these; the lease goes on.
         """
         self._check()
+        if without and not set(without) <= set(range(len(self.keys))):
+            raise ValueError(f"{sorted(without)} of {len(self.keys)} blocks")
         kept = [at for at in range(len(self.keys)) if at not in without]
         checksums = self._sealed(kept)
         if kept:

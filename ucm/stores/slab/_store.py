@@ -275,6 +275,8 @@ class SlabStore(Store):
             )
         if len(set(keys)) != len(keys):
             raise ValueError("the keys of a reservation must be distinct")
+        if uses is not None:  # under a lock it would be taken for damage
+            uses.check(len(keys))
         with self._leases_lock:
             owed = [lease for lease in self._leases if lease.is_owed]
         for lease in owed:

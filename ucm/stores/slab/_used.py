@@ -75,12 +75,11 @@ class Used(Tables):
         Return the stamps of uses; now, the first of them last, if there are none.
 
         Raises:
-            IndexError: They are not those of so many keys.
+            ValueError: They are not those of so many keys.
         """
         if uses is None:
             return self._now(count)[::-1]
-        if not count == len(uses.moments) == len(uses.tenants):
-            raise IndexError(f"{len(uses.moments)} uses of {count} keys")
+        uses.check(count)
         latest = time.monotonic_ns() + _AHEAD_NS
         stamps: npt.NDArray[np.int64]
         stamps = np.minimum(np.maximum(uses.moments, _EARLIEST), latest)
