@@ -179,3 +179,14 @@ async def test_deletion_that_is_refused_is_none(port, tmp_path):
     assert [Verdict.UNAVAILABLE] == await backend.delete(KEYS[:1])
     assert [True] == await fetch_sound(backend, KEYS[:1], LARGE)
     await backend.aclose()
+
+
+@pytest.mark.parametrize("nbytes", [LARGE - (1 << 20), LARGE + (1 << 20)])
+async def test_block_of_another_length_is_garbage_and_stays(port, tmp_path, nbytes):
+    """R-51: that it has fewer parts than were asked for is no word that some went for room."""
+    backend = await open_redis(port, tmp_path)
+    await backend.put([BLOCK])
+    ((got, _),) = await fetch(backend, KEYS[:1], nbytes)
+    assert Verdict.GARBAGE is got.verdict
+    assert [True] == await fetch_sound(backend, KEYS[:1], LARGE)
+    await backend.aclose()

@@ -211,6 +211,16 @@ REQUESTS = (
         ),
     ),
     Mutant(
+        name="block_of_another_length_is_removed",
+        why="R-51: a good block goes as somebody asks for one of another length, and is told as absent.",
+        file="ucm/backends/_redis_values.py",
+        find=" and there.nbytes == nbytes else GARBAGE",
+        replace=" else GARBAGE",
+        killers=(
+            "tests/backends/test_redis_heads.py::test_block_of_another_length_is_garbage_and_stays",
+        ),
+    ),
+    Mutant(
         name="certificates_are_looked_for_later",
         why="A wrong path is taken for a server that is down, for as long as the agent runs.",
         file="ucm/backends/_redis_settings.py",

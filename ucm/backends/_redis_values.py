@@ -121,9 +121,11 @@ def judge(
         return GARBAGE
     if there != known:
         return there
+    nbytes = sum(sizes) - HEADER_BYTES
     if is_all:
-        return Envelope.judge(head, key, sum(sizes) - HEADER_BYTES)
-    return there if None in answers[1:] else GARBAGE
+        return Envelope.judge(head, key, nbytes)
+    # Of a block of another length no part need be missing.
+    return there if None in answers[1:] and there.nbytes == nbytes else GARBAGE
 
 
 def written(answer: object) -> Verdict:
