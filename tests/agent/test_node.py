@@ -206,7 +206,8 @@ class TestMain:
         with open_slab(here.slab, 64) as slab:
             timeout = {"tier": 0.01, "shutdown": 0.1}
             assert 0 == here.serve(engine, tiers=[tier], timeout=timeout)
-        assert "tier.silent" in here.events()
+        (line, *_) = (each for each in here.lines() if each["event"] == "tier.silent")
+        assert "no reason" == line["error"]
 
     def test_server_of_a_tier_that_is_away_is_named(self, here) -> None:
         """R-52: once, and once that it is not any more; also by whoever asks how the agent is."""

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections that block, by an address that is read for those on the loop."""
 
+import asyncio
+
 import pytest
 from redis.asyncio import Redis
 
@@ -42,3 +44,21 @@ async def test_address_in_capitals_opens_a_tier():
     backend = await RedisBackend.open_configured({"url": url}, "tiers.0")
     assert [Presence.UNKNOWN] == await backend.exists(make_keys(1))
     await backend.aclose()
+
+
+@pytest.mark.asyncio
+async def test_tls_that_fails_is_told_without_secrets():
+    """R-51: such as a certificate that is over, which was a server that is down for no reason."""
+
+    async def refuse(_, writer):
+        writer.write(b"-ERR no such thing\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        url = f"rediss://user:hush-hush@127.0.0.1:{port}/0"
+        backend = await RedisBackend.open_configured({"url": url}, "tiers.0")
+        assert [Presence.UNKNOWN] == await backend.exists(make_keys(1))
+        assert "SSL" in backend.trouble
+        assert "hush" not in backend.trouble
+        await backend.aclose()

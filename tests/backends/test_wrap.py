@@ -100,9 +100,8 @@ class Spy:
 
     def __init__(self):
         self.asked = []
-        self.capabilities, self.away, self.refusing = (
-            ("answer", at) for at in ("capabilities", "away", "refusing")
-        )
+        for at in ("capabilities", "away", "refusing", "trouble"):
+            setattr(self, at, ("answer", at))
 
     def __getattr__(self, name):
         async def verb(*args):

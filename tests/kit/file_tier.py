@@ -94,6 +94,11 @@ class FileTier(Backend):
         """Of files such as ``NAME.refusing``."""
         return [each.stem for each in self._root.glob("*.refusing")]
 
+    @property
+    def trouble(self) -> str:
+        """Always the same."""
+        return "no reason"
+
     async def attend(self) -> None:
         """Have them told."""
         self._is_attended = True

@@ -221,6 +221,16 @@ REQUESTS = (
         ),
     ),
     Mutant(
+        name="redis_says_no_reason",
+        why="R-51: a certificate that is over is a server that is down.",
+        file="ucm/backends/_redis_servers.py",
+        find='            self.trouble = f"',
+        replace='            _ = f"',
+        killers=(
+            "tests/backends/test_redis_dialer.py::test_tls_that_fails_is_told_without_secrets",
+        ),
+    ),
+    Mutant(
         name="certificates_are_looked_for_later",
         why="A wrong path is taken for a server that is down, for as long as the agent runs.",
         file="ucm/backends/_redis_settings.py",

@@ -329,8 +329,11 @@ class Node:
         return [tier.capabilities.medium for tier in self._tiers]
 
     def _tell_tier(self, number: int, more: dict[str, str], seconds: float) -> None:
-        of_tier = {"tier": number, "medium": self._tiers[number].capabilities.medium}
+        tier = self._tiers[number]
+        of_tier = {"tier": number, "medium": tier.capabilities.medium}
         if seconds:
+            if tier.trouble:
+                more = more | {"error": tier.trouble}
             self._log.warning(TIER_SILENT, **of_tier, **more, seconds=seconds)
         else:
             self._log.info(TIER_ANSWERS, **of_tier, **more)

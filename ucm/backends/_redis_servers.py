@@ -51,6 +51,8 @@ _NOBODYS = ConnectionError("no server has it")
 AWAY = ConnectionError("its server is silent, or takes nothing, and others are well")
 _LONGEST_S = 5.0
 """Between looks for a server that is away; nobody waits for them."""
+_MOST_TOLD = 300
+"""Characters of an error."""
 ROUNDS = 3
 """Of redis-py within one timeout: to a server that is silent, to who knows better, and to that one. What
 others have said of their blocks waits for these."""
@@ -130,6 +132,8 @@ class Servers:
         self._asking: set[anyio.CancelScope] = set()
         """Of what redis-py is asked."""
         self._tasks: TaskGroup | None = None
+        self.trouble = ""
+        """What a connection failed with last; empty once one has not."""
 
     @property
     def away(self) -> list[str]:
@@ -280,7 +284,9 @@ class Servers:
         answers: list[Any] = []
         try:
             await server.links.ask(commands, answers)
+            self.trouble = ""
         except ERRORS as exc:
+            self.trouble = f"{type(exc).__name__} {exc}".rstrip()[:_MOST_TOLD]
             answers += [exc] * (len(commands) - len(answers))
         failed = failures(answers)
         await self._follow(server, [answers[at] for at in failed])

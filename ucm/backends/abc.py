@@ -174,6 +174,11 @@ class Backend(ABC):
         """Names of those that answer and take no blocks, so that it puts none there for a while."""
         return ()
 
+    @property
+    def trouble(self) -> str:
+        """Why the last call had no answer, without secrets; empty if it had one, or nobody knows."""
+        return ""
+
     async def attend(self) -> None:  # noqa: B027 - most need none
         """Do what no call waits for, such as to look for who is away; until it is cancelled."""
 

@@ -8,7 +8,6 @@ the envelope alone, written last and only if it is not there, and read first: wh
 parts are the block's (``_redis_values``). Who gets no head there, too late or for want of room, takes its parts back. A
 block of which the server has let parts go is not there: who meets it removes the others. Small blocks in parts, and
 parts with other names, as earlier releases wrote them, are read as well. What is never deleted goes by its time to live.
-
 Bytes go from and to where they belong (``_redis_link``). What is put anew, as a connection was lost, may be told as there.
 
 Threading: all on one loop, the agent's.
@@ -122,12 +121,9 @@ class RedisBackend(Backend):
         except ERRORS as exc:
             if kind := refused_by(exc):  # else it is down; it may come back
                 await backend.aclose()
-                raise ConfigError(
-                    f"{key}.url",
-                    "...",
-                    f"the server refuses the credentials ({kind})",
-                    "Give those of a user, as in redis://user:password@host:6379/0.",
-                ) from None
+                problem = f"the server refuses the credentials ({kind})"
+                remedy = "Give those of a user: redis://user:password@host:6379/0."
+                raise ConfigError(f"{key}.url", "...", problem, remedy) from None
         return backend
 
     @property
@@ -153,6 +149,11 @@ class RedisBackend(Backend):
     def refusing(self) -> Sequence[str]:
         """Servers of a cluster that answer, and take nothing."""
         return self._servers.refusing
+
+    @property
+    def trouble(self) -> str:
+        """What the last connection failed with."""
+        return self._servers.trouble
 
     async def attend(self) -> None:
         """Look for those that are away."""
@@ -332,10 +333,8 @@ class RedisBackend(Backend):
         return anew
 
     async def _put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
-        told = [
-            Verdict.DONE if len(block.data) <= _LARGEST_BLOCK else Verdict.FULL
-            for block in blocks
-        ]
+        fit = (len(block.data) <= _LARGEST_BLOCK for block in blocks)
+        told = [Verdict.DONE if each else Verdict.FULL for each in fit]
         begun = await self._put_parts(blocks, told)
         heads = [at for at, end in enumerate(told) if end is Verdict.DONE]
         mine = [blocks[at] for at in heads]

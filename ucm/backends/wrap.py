@@ -66,6 +66,11 @@ class WrapperBackend(Backend):
         """Servers of the inner backend."""
         return self.inner.refusing
 
+    @property
+    def trouble(self) -> str:
+        """Of the inner backend."""
+        return self.inner.trouble
+
     async def advice(self) -> Sequence[Advice]:
         """Forward."""
         return await self.inner.advice()
