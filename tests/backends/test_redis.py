@@ -375,6 +375,7 @@ class TestServer:
             ({"url": "redis://u:hush-hush@h:1?no_such=1", "cluster": True}, "url"),
             ({"url": "rediss://u:hush-hush@h:1?ssl_ca_certs=/no"}, "url"),
             ({"url": "rediss://u:h@h:1?ssl_certfile=/no", "cluster": True}, "url"),
+            ({"url": "rediss://u:h@h:1?ssl_ciphers=NO"}, "url"),
         ],
     )
     async def test_wrong_setting_is_named(self, tmp_path, settings, key):
@@ -382,6 +383,7 @@ class TestServer:
         with pytest.raises(ConfigError) as caught:
             await open_redis(1, tmp_path, **settings)
         assert "hush" not in str(caught.value)
+        assert "None)" not in str(caught.value)
         assert f"tiers.0.{key}" == caught.value.key
 
 

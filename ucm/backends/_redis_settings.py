@@ -33,14 +33,14 @@ def _read_url(key: str, value: object) -> str:
                 name: each for name, each in options.items() if name.startswith("ssl_")
             }
             SSLConnection(**ours).ssl_context.get()  # reads its files
-    except (
-        OSError
-    ) as exc:  # of these a connection would say no more than that there is none
+    except OSError as exc:
+        # Of these a connection would say no more than that there is none.
         raise ConfigError(
             key,
             "...?ssl_...",
-            f"what it names for TLS cannot be read ({type(exc).__name__}, {exc.strerror})",
-            "Give files that there are, in PEM: `ssl_ca_certs`, and `ssl_certfile` with `ssl_keyfile`.",
+            f"what it names for TLS is of no use ({type(exc).__name__}, {exc.strerror or exc})",
+            "Give files that there are, in PEM: `ssl_ca_certs`, and `ssl_certfile` with `ssl_keyfile`; "
+            "ciphers are OpenSSL's.",
         ) from None
     except ERRORS as exc:
         raise refusal(key, value, exc) from None
