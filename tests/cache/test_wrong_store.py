@@ -4,9 +4,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from tests.cache.kit import Host, keys_of, leaving_nothing
 from ucm.blocks import PackedKey
 from ucm.cache.sync import Cache
+from ucm.errors import StoreUnavailableError
 from ucm.pipeline.tickets import OutcomeKind
 
 
@@ -30,6 +33,22 @@ def test_store_that_opens_fewer_blocks_gives_no_hit() -> None:
         assert "opened 3 blocks" in end.error
         assert cache.load(keys[:3], range(8, 11)).is_whole
         assert host.content(range(3)) == host.content(range(8, 11))
+
+
+@pytest.mark.parametrize("wrong", [None, "x", -1, 5, 1.5, [True]])
+def test_store_that_answers_something_else_has_not_answered(wrong: object) -> None:
+    """A host would be told it, and a scrape of its metrics fail."""
+    host, keys = Host(), keys_of(4)
+    with leaving_nothing(host), Cache(*host.open_core()) as cache:
+        assert cache.save(keys, range(4)).wait_committed().is_whole
+        for verb in ("match", "contains", "stats"):
+            setattr(host.store, verb, lambda *_: wrong)
+        assert 0 == cache.match(keys)
+        assert [False] * 4 == cache.contains(keys)
+        assert 0 == cache.prefetch(keys).found
+        with pytest.raises(StoreUnavailableError, match="stats told"):
+            cache.statistics()
+        assert 0 == cache.measure().gauges["ucm_healthy"]
 
 
 def test_store_that_counts_its_slots_anew_stores_nothing_wrong() -> None:

@@ -226,6 +226,46 @@ FAILING = (
         ),
     ),
     Mutant(
+        name="any_count_is_an_answer",
+        why="A host is told what a store of others says, whatever it is.",
+        file="ucm/cache/questions.py",
+        find="        if found not in range(len(keys) + 1):\n",
+        replace="        if False:\n",
+        killers=(
+            "tests/cache/test_wrong_store.py::test_store_that_answers_something_else_has_not_answered",
+        ),
+    ),
+    Mutant(
+        name="any_stats_are_an_answer",
+        why="A scrape fails with an error of Python's.",
+        file="ucm/cache/questions.py",
+        find="        if not isinstance(told, StoreStats):\n",
+        replace="        if False:\n",
+        killers=(
+            "tests/cache/test_wrong_store.py::test_store_that_answers_something_else_has_not_answered",
+        ),
+    ),
+    Mutant(
+        name="any_look_up_is_an_answer",
+        why="An engine ends by what a store of others says.",
+        file="ucm/stores/bypass.py",
+        find="            if is_wrong or (tells_each",
+        replace="            if False and (tells_each",
+        killers=(
+            "tests/stores/test_bypass.py::TestBypass::test_store_of_others_that_answers_something_else_has_not_answered",
+        ),
+    ),
+    Mutant(
+        name="errors_of_others_end_engines",
+        why="An engine ends by an error that a client of somebody else's raises.",
+        file="ucm/stores/bypass.py",
+        find="        except Exception as exc:  # it would end the engine\n",
+        replace="        except ZeroDivisionError as exc:\n",
+        killers=(
+            "tests/stores/test_bypass.py::TestBypass::test_store_of_others_that_raises_its_own_has_not_answered",
+        ),
+    ),
+    Mutant(
         name="ended_tickets_wait",
         why="Saves that were let in where others were cancelled are refused.",
         file="ucm/pipeline/dump_queue.py",

@@ -121,6 +121,26 @@ class TestBypass:
         assert 3 == counted("ucm_failed_lookups_total", reason="unavailable")
         assert 1 == counted("ucm_bypassed_lookups_total")
 
+    @pytest.mark.parametrize("wrong", [None, "x", -1, 4, 1.5, [True]])
+    @pytest.mark.parametrize("verb", ["match", "contains"])
+    def test_store_of_others_that_answers_something_else_has_not_answered(
+        self, verb, wrong
+    ):
+        """It would end the engine, whose scheduler's thread asks."""
+        asked = Asked()
+        setattr(asked.store.inner, verb, lambda keys: wrong)
+        for _ in range(3):
+            assert not asked.ask(verb)
+        assert [(STORE_BYPASSED, 1.0)] == asked.told
+
+    def test_store_of_others_that_raises_its_own_has_not_answered(self):
+        """No engine can know what a client of somebody else's may raise."""
+        asked = Asked()
+        asked.store.inner.look = {}.popitem
+        with pytest.raises(StoreUnavailableError, match=r"KeyError: .*is empty"):
+            asked.store.match(KEYS)
+        assert 1 == asked.counters.total("ucm_failed_lookups_total")
+
     def test_slow_store_is_not_asked_for_a_while(self):
         """X-14: answers that come late count like failures; they are used all the same."""
         asked = Asked()

@@ -5,9 +5,10 @@ Questions to the store, which may block, in turn on a thread of their own.
 Threading: ``ask`` on any thread, ``close`` once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from ucm.blocks import PackedKey
 from ucm.cache.pending import Pending
 from ucm.errors import (
     PipelineClosedError,
@@ -16,6 +17,7 @@ from ucm.errors import (
     WorkerDiedError,
 )
 from ucm.pipeline.workers import CopyThread
+from ucm.stores.abc import StoreStats
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import Lock, Threads
 
@@ -27,9 +29,30 @@ _MOST = 1 << 15
 
 
 class KeptStore(WrapperStore):
-    """A store that stays open while a question to it does not return."""
+    """A store that stays open while a question to it does not return, and answers what was asked."""
 
     is_asked = False
+
+    def match(self, keys: Sequence[PackedKey]) -> int:
+        """Ask it; what is no count of the keys is no answer."""
+        found = super().match(keys)
+        if found not in range(len(keys) + 1):
+            raise StoreUnavailableError(f"match told {found!r:.80}")
+        return found
+
+    def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
+        """Ask it; what tells of more or fewer keys is no answer."""
+        found = super().contains(keys)
+        if len(found) != len(keys):
+            raise StoreUnavailableError(f"contains told {found!r:.80}")
+        return found
+
+    def stats(self) -> StoreStats:
+        """Ask it; what is something else is no answer."""
+        told = super().stats()
+        if not isinstance(told, StoreStats):
+            raise StoreUnavailableError(f"stats told {told!r:.80}")
+        return told
 
     def close(self) -> None:
         """Close it, if nobody is in it."""

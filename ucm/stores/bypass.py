@@ -65,10 +65,11 @@ class _Pause:
 
 def _asks(verb: str) -> Callable[..., Any]:
     """Return what asks the inner store, in one call: it costs each new request one."""
+    counts, tells_each = verb == "match", verb == "contains"
 
     def ask(self: "BypassStore", keys: Sequence[PackedKey], *more: object) -> Any:  # noqa: ANN401 - the verb's answer
         """Ask, unless the store is bypassed; StoreBypassedError then."""
-        started = self._clock()
+        num_keys, started = len(keys), self._clock()
         if started < self._lookups.until or started < self._loads.until:
             until = max(self._lookups.until, self._loads.until)
             self._counters.add("ucm_bypassed_lookups_total", 1)
@@ -77,12 +78,19 @@ def _asks(verb: str) -> Callable[..., Any]:
             )
         try:
             answer = getattr(self.inner, verb)(keys, *more)
+            is_wrong = counts and answer not in range(num_keys + 1)
+            if is_wrong or (tells_each and len(answer) != num_keys):
+                raise ValueError(f"{verb} told {answer!r:.80}")  # noqa: TRY301 - a call less
         except StoreUnavailableError as exc:
             self._judge(Reason.UNAVAILABLE, str(exc))
             raise
+        except Exception as exc:  # it would end the engine
+            told = f"{type(exc).__name__}: {exc}"
+            self._judge(Reason.UNAVAILABLE, told)
+            raise StoreUnavailableError(told) from exc
         took = self._clock() - started
-        if took > _SLOW_S + _SLOW_PER_KEY_S * len(keys):
-            self._judge(Reason.SLOW, f"{len(keys)} keys took {took:.3f} s")
+        if took > _SLOW_S + _SLOW_PER_KEY_S * num_keys:
+            self._judge(Reason.SLOW, f"{num_keys} keys took {took:.3f} s")
             return answer
         self._bad.append(False)
         if self._lookups.seconds:
