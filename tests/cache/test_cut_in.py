@@ -25,8 +25,8 @@ async def test_save_cancelled_as_the_loop_has_just_looked_is_cancelled() -> None
         core, saves = host.core, []
         take_in = core._take_in
 
-        def take_in_and_be_overtaken() -> None:
-            take_in()
+        def take_in_and_be_overtaken(*most: float) -> None:
+            take_in(*most)
             if not saves:
                 saves.append(cache.save(KEYS, range(6)))
                 saves[0].cancel()

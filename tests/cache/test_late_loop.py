@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-42: what was asked for counts, also before our loop has come to look at it."""
 
+import threading
 from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
 
-from tests.cache.kit import Host, keys_of, leaving_nothing, run
+from tests.cache.kit import LIMIT_S, Host, keys_of, leaving_nothing, run
+from ucm.cache import sync
 from ucm.cache.aio import Cache, Save
 from ucm.errors import BlockInUseError
 from ucm.pipeline.outcomes import OutcomeKind
+from ucm.pipeline.recorder import Notice
+from ucm.testing.faults import Fault, FaultPlan, Gate
 
 pytestmark = pytest.mark.anyio
 
@@ -100,3 +104,29 @@ async def test_keys_that_the_host_changes_afterwards_are_those_it_gave() -> None
         assert (await cache.load(keys_of(2), [8, 9])).is_whole
         assert before == host.content(range(8, 10))
     host.check_left()
+
+
+def test_many_saves_are_taken_in_with_turns_of_others_between() -> None:
+    """What was asked for before them is told, and moves, before the last of them is looked at."""
+    gate, is_all, left = Gate(), threading.Event(), []
+    host = Host(FaultPlan(Fault("reserve", gate)), {"timeout": {"save": 600.0}})
+    with leaving_nothing(host), sync.Cache(*host.open_core()) as cache:
+        core = host.core
+        assert core is not None
+        poll, wake = core._runtime.poll, core._serving.wake
+
+        def look() -> list[Notice]:
+            left.append(len(core._asked))
+            if not left[-1]:
+                is_all.set()
+            return poll()
+
+        core._runtime.poll, core._serving.wake = look, lambda: None
+        saves = [cache.save(keys_of(1, at), [at % 64]) for at in range(600)]
+        core._serving.wake = wake
+        wake()
+        is_taken = is_all.wait(LIMIT_S)  # though no notice comes
+        gate.open()
+        assert is_taken
+        assert all(each.wait_committed() for each in saves)
+    assert [344, 88, 0] == list(dict.fromkeys(each for each in left if each < 600))

@@ -37,7 +37,8 @@ CUT = (
         file="ucm/cache/core.py",
         find="        with self._lock:  # of those who attend; who appends needs none\n"
         "            unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n"
-        "        self._take_in()  # behind which these have begun\n",
+        "        is_turn = self._serving.is_serving and not unwanted\n"
+        "        self._take_in(_TURN if is_turn else math.inf)  # behind which these have begun\n",
         replace="        self._take_in()\n        with self._lock:\n"
         "            unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]\n",
         killers=(

@@ -12,6 +12,7 @@ do. Notices are handed out on our loop, but not while ``close`` has the runtime.
 """
 
 import contextlib
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -47,6 +48,8 @@ from ucm.threads import SYSTEM, Threads
 from ucm.tracing import Log
 
 __all__ = ["Core"]
+
+_TURN = 256  # taken in at once: others on our loop have their turn between
 
 
 class Core(Asking):
@@ -280,10 +283,11 @@ class Core(Asking):
     def _have_attended(self) -> None:
         (self._serving.wake if self._serving.is_serving else self._attend)()
 
-    def _take_in(self) -> None:
+    def _take_in(self, most: float = math.inf) -> None:
         """Make tickets of what was asked for by now; no signal's handler may cut in."""
         with self._taking:
-            while self._asked:
+            while self._asked and most > 0:
+                most -= 1
                 with self._lock:
                     transfer, asked, fence, waits = self._asked.popleft()
                 orders = self._orders.of(asked)
@@ -342,7 +346,8 @@ class Core(Asking):
         """Take in what was asked for, and hand out what there is to poll."""
         with self._lock:  # of those who attend; who appends needs none
             unwanted = [self._unwanted.popleft() for _ in range(len(self._unwanted))]
-        self._take_in()  # behind which these have begun
+        is_turn = self._serving.is_serving and not unwanted
+        self._take_in(_TURN if is_turn else math.inf)  # behind which these have begun
         self._let_go(unwanted)
         with self._lock:
             notices = self._runtime.poll() if self._is_polled else []
@@ -350,6 +355,8 @@ class Core(Asking):
             each.callback(self._look_at_line)
             for notice in reversed(notices):
                 each.callback(self._note, notice)
+        if self._asked:
+            self._serving.wake()
 
     def _let_go(self, unwanted: Sequence[Transfer]) -> None:
         """End what nobody wants any more; what is left ends with the close."""
