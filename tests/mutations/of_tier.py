@@ -103,6 +103,14 @@ TIER = (
         killers=(f"{_TESTS}.py::TestManager::test_ended_requests_leave_nothing",),
     ),
     Mutant(
+        name="who_runs_keeps_its_answers",
+        why="What was stored since is computed again by all until the last of those ends.",
+        file=_TIER,
+        find="                self._lookups.release(name)\n",
+        replace="                del name\n",
+        killers=(f"{_TESTS}.py::TestManager::test_who_runs_keeps_no_answers",),
+    ),
+    Mutant(
         name="store_that_hangs_is_asked_by_everybody",
         why="One request after the other waits for the deadline of its load.",
         file=_TIER,

@@ -206,6 +206,25 @@ class TestManager:
             one.forget()
             assert 4 == served(one, keys[:4], "shorter")
 
+    def test_who_runs_keeps_no_answers(self, tmp_path: Path) -> None:
+        """R-53: what a request that still runs did not find is found once it is stored; so is
+        what one that had to give way has stored itself."""
+        keys = keys_of(4)
+        with engine(slab(tmp_path / "slab")) as one:
+            one.request("runs", keys)
+            assert one.found("runs", keys) == 0
+            one.step(new=["runs"])
+            assert one.compute("runs", keys)
+            one.forget()
+            one.request("next", keys)
+            assert one.found("next", keys) == 4
+            one.forget()
+            one.request("waits", other := keys_of(2, "b"))
+            assert one.found("waits", other) == 0
+            one.store(other)
+            one.step(preempted=["waits"])
+            assert one.found("waits", other) == 2
+
     def test_ended_requests_leave_nothing(self, tmp_path: Path) -> None:
         """Also those that end while their question, or promotion, is under way."""
         keys = keys_of(4)

@@ -114,9 +114,9 @@ class Engine:
         view = self.primary.get_kv_memoryview().cast("B")
         return view[int(chunk) * CHUNK : (int(chunk) + 1) * CHUNK]
 
-    def step(self) -> None:
-        """End a step of the scheduler."""
-        self.manager.on_schedule_end(ScheduleEndContext([], []))
+    def step(self, new: Sequence[str] = (), preempted: Sequence[str] = ()) -> None:
+        """End a step of the scheduler, of requests that begin to run and that no longer do."""
+        self.manager.on_schedule_end(ScheduleEndContext(new, preempted))
 
     def find(self, name: str, keys: Sequence[bytes]) -> int | None:
         """Look up as vLLM does: leading chunks; None while that is not known."""

@@ -151,8 +151,11 @@ class UCMTier(SecondaryTierManager):
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
-    def on_schedule_end(self, context: object) -> None:
-        """Ask the store what this step wanted to know."""
+    def on_schedule_end(self, context: Any) -> None:  # noqa: ANN401 - vLLM's ScheduleEndContext
+        """Ask the store what this step wanted to know, and forget what who runs asked."""
+        for names in (context.new_req_ids, context.preempted_req_ids):
+            for name in names:
+                self._lookups.release(name)
         self._lookups.end_step()
 
     def on_request_finished(self, req_context: Any) -> None:  # noqa: ANN401 - vLLM's ReqContext

@@ -6,8 +6,8 @@ The engine asks key by key, and again in each step until it has an answer. What 
 step is asked together at its end, one question at a time. All of a step sees the same
 answers: the engine fetches what lies behind a block that is not known yet, in vain if
 that one turns out to be missing. An answer stays as long as a request that asked for
-the key: a block whose load failed is *missed* by all of them, or
-the engine would try it for ever.
+the key and does not run yet: a block whose load failed is *missed* by all of them, or
+the engine would try it for ever. Beyond that what was missing may have been stored.
 
 Where there are tiers below the store, they are asked for what a request has not found in it,
 from the start of its prompt on. Until they have answered nothing is known of the first
@@ -144,7 +144,7 @@ class Lookups:
         self._quiet_until = self._clock() + seconds
 
     def release(self, request_id: str) -> None:
-        """Take note that a request has ended; what was fetched for it alone is given up."""
+        """Take note that a request runs or has ended; what is fetched for it alone is given up."""
         for key in self._keys.pop(request_id, ()):
             self._users[key] -= 1
             if not self._users[key]:
