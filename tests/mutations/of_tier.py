@@ -111,6 +111,26 @@ TIER = (
         killers=(f"{_TESTS}.py::TestManager::test_who_runs_keeps_no_answers",),
     ),
     Mutant(
+        name="heir_of_each_key_is_looked_for",
+        why="A long prompt that ends beside a thousand requests stops the engine for a second.",
+        file=_LOOKUPS,
+        find="heir = self._new[key] = self._asker(key, heir)",
+        replace="self._new[key] = self._asker(key, heir)",
+        killers=(
+            f"{_TESTS}_lookups_many.py::test_prompt_that_somebody_else_has_is_passed_on_at_once",
+        ),
+    ),
+    Mutant(
+        name="heir_of_each_answer_is_looked_for",
+        why="An answer to who has ended, beside a thousand requests, stops the engine for a second.",
+        file=_LOOKUPS,
+        find="self._asker(key, heirs.get(name, name))",
+        replace="self._asker(key, name)",
+        killers=(
+            f"{_TESTS}_lookups_many.py::test_answer_for_one_that_has_ended_is_passed_on_at_once",
+        ),
+    ),
+    Mutant(
         name="store_that_hangs_is_asked_by_everybody",
         why="One request after the other waits for the deadline of its load.",
         file=_TIER,

@@ -153,8 +153,10 @@ class Lookups:
         for coming in gone:
             self._coming.remove(coming)
             coming.fetching.give_up()
-            unknown = (key for key in coming.stored if self._found.get(key, 0) is None)
-            self._new |= {key: self._asker(key, request_id) for key in unknown}
+            heir = request_id
+            for key in coming.stored:
+                if self._found.get(key, 0) is None:
+                    heir = self._new[key] = self._asker(key, heir)
 
     def close(self) -> None:
         """Want nothing any more."""
@@ -162,7 +164,11 @@ class Lookups:
             self.release(name)
 
     def _asker(self, key: bytes, name: str) -> str:
-        """Return a request that asks for a key which somebody does: that one, if it does."""
+        """
+        Return a request that asks for a key which somebody does: that one, if it does.
+
+        Others are looked through: of keys in a row, try who asks for the one before.
+        """
         if key in self._keys.get(name, ()):
             return name
         return next(each for each, keys in self._keys.items() if key in keys)
@@ -192,9 +198,11 @@ class Lookups:
             self._note(stored)
             return
         requests: dict[str, list[bytes]] = {}
+        heirs: dict[str, str] = {}
         for key, name in askers.items():
             if key in self._found:
-                requests.setdefault(self._asker(key, name), []).append(key)
+                heir = heirs[name] = self._asker(key, heirs.get(name, name))
+                requests.setdefault(heir, []).append(key)
         for name, keys in requests.items():
             keys.sort(key=self._keys[name].__getitem__)
             missing = next((at for at, key in enumerate(keys) if not stored[key]), None)
