@@ -162,10 +162,23 @@ ARENA = (
         name="limit_not_looked_at_again",
         why="The kernel kills the engine while the slab grows.",
         file=_POPULATE,
-        find="        if self._has_room(step):\n",
-        replace="        if True:\n",
+        find="        if least.left < rest.stop - rest.start + spare:\n",
+        replace="        if False:\n",
         killers=(
             f"{_SHORTAGE}::test_memory_that_ends_half_way_is_told_and_nothing_is_killed",
+        ),
+    ),
+    Mutant(
+        name="all_slabs_fill_at_the_same_moment",
+        why="The kernel kills an engine beside others that each took what was left.",
+        file=_POPULATE,
+        find="        if least.left >= _AMPLE_BYTES:\n",
+        replace="        if least.left >= 0:\n",
+        killers=(
+            (
+                "tests/stores/test_slab_room.py::TestStart::"
+                "test_slabs_that_fill_at_the_same_moment_stay_within_the_limit"
+            ),
         ),
     ),
     Mutant(

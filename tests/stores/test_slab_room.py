@@ -3,11 +3,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.stores.slab_kit import SLOT_BYTES, open_slab
 from ucm.errors import ConfigError
-from ucm.stores.slab import _creation
+from ucm.stores.slab import _creation, _populate
 from ucm.stores.slab._fates import fates_nbytes
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._room import memory_rooms
@@ -135,3 +136,26 @@ class TestStart:
         files = {"proc/meminfo": "MemAvailable: 1024 kB\n"}
         told = self.refuse(monkeypatch, tmp_path, memory_path, files)
         assert "free are 1048576 bytes of the machine's available memory" in told
+
+    def test_slabs_that_fill_at_the_same_moment_stay_within_the_limit(
+        self, monkeypatch, tmp_path, memory_path
+    ):
+        """R-26: where four look at what is left and fill, nobody is killed for the sum of it."""
+        limit, used = 60 << 20, [0]
+        files = {
+            "proc/self/cgroup": "0::/box\n",
+            f"{V2}/box/memory.max": f"{limit}\n",
+            f"{V2}/box/memory.current": "0\n",
+        }
+        system = make_system(tmp_path / "system", files)
+        monkeypatch.setattr(_creation, "SYSTEM", system)
+
+        def fill_four(memory: np.ndarray, *_: int, collapses: bool) -> None:
+            used[0] += 4 * len(memory)
+            make_system(system, {f"{V2}/box/memory.current": f"{used[0]}\n"})
+            del collapses
+
+        monkeypatch.setattr(_populate, "populate", fill_four)
+        with open_slab(memory_path, (48 << 20) // SLOT_BYTES) as slab:
+            assert 0 < used[0] <= limit
+            assert not slab.is_growing

@@ -31,6 +31,7 @@ from ucm.stores.slab._memory import populate
 __all__ = ["Populator"]
 
 _STEP_BYTES = 64 << 20
+_PIECE_BYTES, _AMPLE_BYTES = 4 << 20, 2 << 30
 _SPARE_BYTES, _SPARE_SHARE = 64 << 20, 16
 _NAP_S, _FIRST_NAP_S = 0.1, 0.005
 _FIRST_S = 1.0
@@ -201,9 +202,14 @@ class Populator:
         self._check()
         if not self._take_turn() or self._is_done(step):
             return  # whoever had the turn has done it, and is over
-        if self._has_room(step):
-            self._populate(step, collapses=self._collapses)
-            self._arena.populated[step.extents] = True
+        rest = step
+        while rest.start < step.stop:
+            stop = self._stop_of(rest)
+            if stop == rest.start:
+                return
+            piece, rest = attrs.evolve(rest, stop=stop), attrs.evolve(rest, start=stop)
+            self._populate(piece, collapses=self._collapses)
+        self._arena.populated[step.extents] = True
 
     def _populate(self, step: _Step, *, collapses: bool = False) -> None:
         self._check()
@@ -218,14 +224,20 @@ class Populator:
         self._has_turn = self._has_turn or self._turn.take()
         return self._has_turn
 
-    def _has_room(self, step: _Step) -> bool:
-        """Return whether a step fits into what is left; whoever exceeds it is killed."""
+    def _stop_of(self, rest: _Step) -> int:
+        """
+        Return up to where a step may be done now, its start if not; whoever exceeds it is killed.
+
+        Where little is left that is a piece: others look at the same moment, and fill as much.
+        """
         least = least_room(self._directory)
         spare = min(_SPARE_BYTES, self._geometry.data_bytes // _SPARE_SHARE)
-        if least.left >= step.stop - step.start + spare:
-            return True
-        self._give_up(f"{least.left} bytes are left of {least.what}")
-        return False
+        if least.left < rest.stop - rest.start + spare:
+            self._give_up(f"{least.left} bytes are left of {least.what}")
+            return rest.start
+        if least.left >= _AMPLE_BYTES:
+            return rest.stop
+        return min(rest.stop, (rest.start // _PIECE_BYTES + 1) * _PIECE_BYTES)
 
     def _give_up(self, reason: str) -> None:
         self._tell_last(reason)
