@@ -28,12 +28,41 @@ FAIRNESS = (
         name="tenant_with_most_comes_first",
         why="A tenant's flood of prompts keeps all others waiting until their deadlines.",
         file=_BUDGET,
-        find="                    self.held[row.places[0].tenant],\n",
-        replace="",
+        find="        return self.held[tenant], row.since",
+        replace="        return 0, row.since",
         killers=(
             f"{_TENANTS}::test_tenant_that_has_least_comes_before_who_came_first",
             f"{_TENANTS}::test_each_turn_is_whose_it_is",
         ),
+    ),
+    Mutant(
+        name="tenant_stands_where_it_stood",
+        why="Who has given all back comes behind those that have something.",
+        file=_BUDGET,
+        find="        for rows in self._rows.values():\n            self._rank(rows, tenant)\n",
+        replace="",
+        killers=(f"{_TENANTS}::test_each_turn_is_whose_it_is",),
+    ),
+    Mutant(
+        name="all_tenants_looked_at_for_each_turn",
+        why="A flood of salts has the agent's loop stand still for everybody.",
+        file=_BUDGET,
+        find="        if len(rows.ranks) > 2 * len(rows.of) + _SPARE:\n",
+        replace="        if True:\n",
+        killers=(
+            (
+                "tests/agent/test_budget_flood.py::"
+                "test_turn_costs_the_same_however_many_tenants_wait"
+            ),
+        ),
+    ),
+    Mutant(
+        name="ranks_of_before_stay",
+        why="An agent grows with each slot that a tenant has while it waits.",
+        file=_BUDGET,
+        find="        if len(rows.ranks) > 2 * len(rows.of) + _SPARE:\n",
+        replace="        if False:\n",
+        killers=("tests/agent/test_budget_flood.py::test_what_was_before_is_not_kept",),
     ),
     Mutant(
         name="large_want_passed_over_for_ever",

@@ -14,8 +14,10 @@ of each other tenant that waited before it. Who is next and finds too little lef
 """
 
 import bisect
+import heapq
 import itertools
 from collections import Counter, OrderedDict
+from functools import partial
 from operator import attrgetter
 
 import anyio
@@ -24,6 +26,8 @@ import attrs
 __all__ = ["Budget", "Place"]
 
 _ARRIVAL = attrgetter("arrival")
+_SPARE = 64
+"""Ranks that are no more true, beside as many as are."""
 
 
 @attrs.define(eq=False)
@@ -55,13 +59,16 @@ class _Rows:
     num_granted: int = 0
     of: OrderedDict[int, _Row] = attrs.Factory(OrderedDict)
     """By tenant; whose turn is the longest ago comes first."""
+    ranks: list[tuple[int, int, int, int]] = attrs.Factory(list)
+    """A heap: of each tenant what it has, its last turn, its first arrival, and its number; and some
+    of these as they were before."""
 
 
 class Budget:
     """
     Slots that fetched blocks may take, by priority, and then shared by tenants.
 
-    A turn costs a look at each tenant that waits; there is nothing of one that does not, and has none.
+    A turn costs about the same however many tenants wait; there is nothing of one that does not, and has none.
 
     Args:
         total: Slots.
@@ -128,12 +135,15 @@ class Budget:
         self.held[tenant] += count
         if not self.held[tenant]:
             del self.held[tenant]
+        for rows in self._rows.values():
+            self._rank(rows, tenant)
 
     def _stand(self, place: Place) -> None:
         rows = self._rows.setdefault(place.priority, _Rows())
         if place.tenant not in rows.of:
             rows.of[place.tenant] = _Row(rows.num_granted)
         bisect.insort(rows.of[place.tenant].places, place, key=_ARRIVAL)
+        self._rank(rows, place.tenant)
         self.num_waiting += 1
 
     def _leave(self, place: Place) -> None:
@@ -143,6 +153,7 @@ class Budget:
         self.num_waiting -= 1
         if not rows.of[place.tenant].places:
             del rows.of[place.tenant]
+        self._rank(rows, place.tenant)
         if not rows.of:
             del self._rows[place.priority]
 
@@ -162,14 +173,23 @@ class Budget:
 
     def _next(self, rows: _Rows) -> Place:
         row = next(iter(rows.of.values()))
-        is_due = rows.num_granted - row.since >= self.total
-        if not is_due and len(rows.of) > 1:
-            row = min(
-                rows.of.values(),
-                key=lambda row: (
-                    self.held[row.places[0].tenant],
-                    row.since,
-                    row.places[0].arrival,
-                ),
-            )
-        return row.places[0]
+        if rows.num_granted - row.since >= self.total:  # it is due
+            return row.places[0]
+        while (rank := rows.ranks[0]) != self._rank_of(rows, rank[-1]):
+            heapq.heappop(rows.ranks)
+        return rows.of[rank[-1]].places[0]
+
+    def _rank(self, rows: _Rows, tenant: int) -> None:
+        """Take note of where a tenant stands now, if it waits."""
+        rank = self._rank_of(rows, tenant)
+        if rank is not None:
+            heapq.heappush(rows.ranks, rank)
+        if len(rows.ranks) > 2 * len(rows.of) + _SPARE:
+            rows.ranks = list(filter(None, map(partial(self._rank_of, rows), rows.of)))
+            heapq.heapify(rows.ranks)
+
+    def _rank_of(self, rows: _Rows, tenant: int) -> tuple[int, int, int, int] | None:
+        row = rows.of.get(tenant)
+        if row is None:
+            return None
+        return self.held[tenant], row.since, row.places[0].arrival, tenant
