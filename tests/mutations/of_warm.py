@@ -89,8 +89,8 @@ WARM = (
         name="keys_of_an_ended_request_never_answered",
         why="Another request that waits for the same blocks waits for ever.",
         file=_LOOKUPS,
-        find="            self._new |= {key: self._asker(key, request_id) for key in unknown}\n",
-        replace="            list(unknown)\n",
+        find="                    heir = self._new[key] = self._asker(key, heir)\n",
+        replace="                    heir = self._asker(key, heir)\n",
         killers=(f"{_TIERS}::test_request_that_ends_gives_up_what_is_fetched_for_it",),
     ),
     Mutant(
