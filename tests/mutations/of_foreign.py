@@ -108,8 +108,8 @@ FOREIGN = (
         name="nobody_is_served_by_others",
         why="The door forgets what the engine had itself, and doubts nothing.",
         file=_DOOR,
-        find="known.own_tokens = computed_tokens",
-        replace="pass",
+        find="known.own_tokens = known.computed_tokens = computed_tokens",
+        replace="known.computed_tokens = computed_tokens",
         killers=(_BEHIND,),
     ),
     Mutant(

@@ -207,6 +207,14 @@ WHY = (
         killers=(f"{_ROLES}::test_who_was_never_looked_up_is_told_so",),
     ),
     Mutant(
+        name="own_cache_of_the_not_looked_up_untold",
+        why="A producer's log says of what its engine had itself that it was computed.",
+        file="ucm/integration/vllm/scheduler.py",
+        find="known.own_tokens = known.computed_tokens = computed_tokens",
+        replace="known.own_tokens = computed_tokens",
+        killers=(f"{_ROLES}::test_producer_tells_what_the_engine_had_itself",),
+    ),
+    Mutant(
         name="each_question_counts",
         why="R-71: a request that waits for room is a miss in each step.",
         file=_LOOKUPS,

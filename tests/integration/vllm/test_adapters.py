@@ -343,7 +343,7 @@ class TestLookups:
             )
             known = {name: Known(request(name), NO_WISHES) for name in "rs"}
             for each in known.values():
-                lookups.looked(each, PrefixMatch(0, MatchReason.TOO_SHORT), 0, 0.0)
+                lookups.looked(each, PrefixMatch(0, MatchReason.TOO_SHORT), 0.0)
                 lookups.decided(each)
             miss = known["r"].miss
             assert miss is not None

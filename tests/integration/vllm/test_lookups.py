@@ -310,7 +310,7 @@ class TestReasons:
             def wait(seconds: float, *, is_idle: bool) -> int:
                 for step in range(100):
                     now = 50.0 + seconds * step / 100
-                    lookups.looked(known, hit, 0, now)
+                    lookups.looked(known, hit, now)
                     lookups.stepped(now, is_idle=is_idle)
                 return lookups.within(known).most_loaded
 
@@ -323,7 +323,7 @@ class TestReasons:
             known.wishes = Wishes(most_loaded=9)
             assert 9 == lookups.within(known).most_loaded
             shorter = PrefixMatch(48, MatchReason.LIMITED, 64)
-            lookups.looked(known, shorter, 0, 80.0)
+            lookups.looked(known, shorter, 80.0)
             lookups.decided(known)
             miss = known.miss
             assert miss is not None
@@ -336,7 +336,7 @@ class TestReasons:
         """R-71: where the engine has blocks by far, it is not for want of them that a hit is
         not taken up: another connector that was still asked lost ours an eighth a second."""
         with logs_closed(), running(setup_of(tmp_path)) as engine:
-            known = Known(request("r"), NO_WISHES)
+            known = Known(request("r"), NO_WISHES, computed_tokens=16)
             pool = SimpleNamespace(get_num_free_blocks=lambda: pool.free)
             engine.scheduler.watch_cache(pool)
             lookups = engine.scheduler._lookups
@@ -344,7 +344,7 @@ class TestReasons:
             def wait(free: int, match: PrefixMatch) -> int:
                 pool.free = free
                 for step in range(100):
-                    lookups.looked(known, match, 16, 0.1 * step)
+                    lookups.looked(known, match, 0.1 * step)
                     lookups.stepped(0.1 * step, is_idle=True)
                 return lookups.within(known).most_loaded
 

@@ -73,6 +73,21 @@ class TestRoles:
             *(reason["reason"], reason["detail"], reason["remedy"]),
         )
 
+    def test_producer_tells_what_the_engine_had_itself(self, tmp_path: Path) -> None:
+        """The line of a request that nobody looked up says which tokens were in the engine's own
+        cache, as that of any other."""
+        logs = tmp_path / "logs"
+        log = {"directory": str(logs)}
+        with logs_closed(), serving(tmp_path, "kv_producer", log=log) as engine:
+            one = request("r")
+            engine.scheduler.match(one, 16)
+            engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+            engine.scheduler.finished("r")
+        lines = list(read_logs(find_logs(logs), Reading()))
+        (life,) = (each for each in lives_of(collect(lines)) if each.ended is not None)
+        assert life.ended is not None
+        assert 16 == life.ended.computed_tokens
+
     def test_consumer_loads_and_never_saves(self, tmp_path: Path) -> None:
         """A consumer finds and loads what a producer beside it stores, and stores
         nothing of its own."""

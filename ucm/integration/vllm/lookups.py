@@ -86,9 +86,7 @@ class Lookups:
         self._refused = 0, 0.0
         """Steps in a row that took up no hit though nothing ran, and when the first one was."""
 
-    def looked(
-        self, known: Known, match: PrefixMatch, computed_tokens: int, now: float
-    ) -> PrefixMatch:
+    def looked(self, known: Known, match: PrefixMatch, now: float) -> PrefixMatch:
         """
         Take note of what a look-up says; the next one may say something else.
 
@@ -96,12 +94,12 @@ class Lookups:
             What the engine is to hear: nothing, if the hit is predicted not to pay.
         """
         if match.tokens:
-            hit = range(computed_tokens, computed_tokens + match.tokens)
+            hit = range(known.computed_tokens, known.computed_tokens + match.tokens)
             if known.weighed[0] != hit:
                 known.weighed = hit, self._paying.declines(hit, now)
             if known.weighed[1]:
                 match = PrefixMatch(0, MatchReason.SLOWER, match.wanted)
-        known.match, known.computed_tokens = match, computed_tokens
+        known.match = match
         if match.tokens:
             self._offered = known
         return match
@@ -151,7 +149,7 @@ class Lookups:
         """
         match, known.match = known.match, None
         if match is None:
-            known.computed_tokens, known.miss = 0, None if known.life else _UNASKED
+            known.miss = None if known.life else _UNASKED
             known.life = known.life or 1
             return
         known.weighed = UNWEIGHED

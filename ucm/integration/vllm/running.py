@@ -52,7 +52,7 @@ class Known(msgspec.Struct, eq=False, gc=False):
         record: What becomes of it; None before its first look-up.
         has_blocks: Whether it was given some.
         own_tokens: While it waits to run, those that the engine had and that we load.
-        computed_tokens: That the engine had itself at the last look-up.
+        computed_tokens: That the engine had itself when it last asked for more.
         match: What that one said; None once it has decided.
         life: How often the request was given blocks.
         found_tokens: That were found by the last look-up that decided.

@@ -153,7 +153,7 @@ class SchedulerHalf:
         known, tiers = self.running.known(request), self._tiers
         if known.record is None:
             self._lifelog.begun(known)
-        known.own_tokens = computed_tokens
+        known.own_tokens = known.computed_tokens = computed_tokens
         if tiers.are_there and tiers.is_pending(request.request_id, computed_tokens):
             return None, False
         if self._adapters.are_there and not self._adapters.may_match(request):
@@ -165,7 +165,7 @@ class SchedulerHalf:
         self._adapter.tick(now := self._clock())
         if (match := self._look_up(known, computed_tokens)) is None:
             return None, False
-        match = self._lookups.looked(known, match, computed_tokens, now)
+        match = self._lookups.looked(known, match, now)
         return match.tokens, self._parks and match.tokens > 0
 
     def watch_cache(self, block_pool: object) -> None:
