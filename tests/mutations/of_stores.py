@@ -229,7 +229,7 @@ STORES = (
         name="long_prompts_are_slow",
         why="Who asks for many blocks has no hits for a second.",
         file=_BYPASS,
-        find="_SLOW_S + _SLOW_PER_KEY_S * len(keys)",
+        find="_SLOW_S + _SLOW_PER_KEY_S * num_keys",
         replace="_SLOW_S",
         killers=(f"{_LOOK_UPS}::test_long_prompt_may_take_longer",),
     ),
