@@ -43,7 +43,7 @@ __all__ = ["beside", "run"]
 _PHASES: Final = 2
 _NEIGHBOUR: Final = 2
 _SERVES: Final = "serving"
-_CLOSE_S: Final = 25.0
+_CLOSE_S: Final = 120.0
 _NEIGHBOUR_S: Final = 240.0
 """In so long it starts, or drains and closes; a machine may be busy."""
 _START_S: Final = 5.0

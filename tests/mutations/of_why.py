@@ -32,6 +32,16 @@ _NEIGHBOURS = "tests/stores/test_neighbours.py::TestNeighbours"
 
 WHY = (
     Mutant(
+        name="store_that_cannot_say_why_ends_the_engine",
+        why="R-71: what became of a block is asked on the scheduler's thread, of any store.",
+        file=_MISSES,
+        find="        except Exception as exc:  # noqa: BLE001 - a store of others, on the engine's thread\n",
+        replace="        except TimeoutError as exc:\n",
+        killers=(
+            "tests/scheduler/test_misses.py::TestOffers::test_store_that_cannot_say_why_ends_nobody",
+        ),
+    ),
+    Mutant(
         name="half_an_entry_believed",
         why="R-71: what one process has half written is told as another block's fate.",
         file=_FATES,

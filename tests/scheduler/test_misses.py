@@ -73,6 +73,20 @@ class TestOffers:
         assert miss is not None
         assert (3.0, True) == (miss.detail["age_s"], miss.key != gone)
 
+    @pytest.mark.parametrize("answer", [None, [], KeyError("k")])
+    def test_store_that_cannot_say_why_ends_nobody(
+        self, index: SetIndex, monkeypatch: pytest.MonkeyPatch, answer: object
+    ) -> None:
+        """R-71: a store of somebody else's may answer anything, on the engine's thread."""
+
+        def fates(keys: object) -> object:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(index, "fates", fates)
+        assert ("unavailable", 0) == told(why(make_adapter(ONE_FULL, index)))[:2]
+
     def test_prompt_shorter_than_a_block_is_too_short(self, index: SetIndex) -> None:
         """R-71: it has nothing that could be found, whatever is stored."""
         adapter = make_adapter(ONE_FULL, index)

@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from ucm.blocks import PackedKey
-from ucm.errors import StoreUnavailableError
 from ucm.fates import Fate, Told
 from ucm.reasons import MissReason, Reason
 from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
@@ -136,7 +135,7 @@ class Misses:
                 differs = elsewhere(keys[0])
                 if differs is not None:
                     reason, detail = MissReason.OTHER_KEY_SPACE, dict(differs)
-        except StoreUnavailableError as exc:
+        except Exception as exc:  # noqa: BLE001 - a store of others, on the engine's thread
             reason, detail = MissReason.UNAVAILABLE, {"text": str(exc)}
         return Miss(reason, detail, block, keys[0])
 
