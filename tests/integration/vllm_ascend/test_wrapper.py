@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """vllm-ascend's wrapper, of both generations, over the connector as it is."""
 
+import functools
 import inspect
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -111,18 +113,13 @@ class TestHooks:
         assert direct.calls == made._ucm_engine.calls, kind
 
 
-class _Metric:
-    """Stands for any of prometheus_client's classes."""
-
-    def __init__(self, **_: object) -> None:
-        pass
-
-
-def _metric_types() -> dict[type, type]:
+def _metric_types() -> dict[type, Any]:
+    """Return prometheus_client's, in no registry."""
     from prometheus_client import Counter as PromCounter
     from prometheus_client import Gauge, Histogram
 
-    return dict.fromkeys((PromCounter, Gauge, Histogram), _Metric)
+    types = PromCounter, Gauge, Histogram
+    return {each: functools.partial(each, registry=None) for each in types}
 
 
 CLASS_ARGUMENTS = {
