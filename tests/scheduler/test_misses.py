@@ -85,7 +85,9 @@ class TestOffers:
             return answer
 
         monkeypatch.setattr(index, "fates", fates)
-        assert ("unavailable", 0) == told(why(make_adapter(ONE_FULL, index)))[:2]
+        reason, at, text = told(why(make_adapter(ONE_FULL, index)))
+        assert ("unavailable", 0) == (reason, at)
+        assert "Error(" in text  # whose, as nobody here knows it
 
     def test_prompt_shorter_than_a_block_is_too_short(self, index: SetIndex) -> None:
         """R-71: it has nothing that could be found, whatever is stored."""

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from ucm.blocks import PackedKey
+from ucm.errors import UCMError
 from ucm.fates import Fate, Told
 from ucm.reasons import MissReason, Reason
 from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
@@ -136,7 +137,8 @@ class Misses:
                 if differs is not None:
                     reason, detail = MissReason.OTHER_KEY_SPACE, dict(differs)
         except Exception as exc:  # noqa: BLE001 - a store of others, on the engine's thread
-            reason, detail = MissReason.UNAVAILABLE, {"text": str(exc)}
+            text = str(exc) if isinstance(exc, UCMError) else repr(exc)
+            reason, detail = MissReason.UNAVAILABLE, {"text": text}
         return Miss(reason, detail, block, keys[0])
 
     def _reason(

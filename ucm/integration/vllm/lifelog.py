@@ -69,18 +69,19 @@ class LifeLog:
             self._has_traces |= bool(record.trace)
         return record
 
-    def allocated(self, known: Known) -> None:
-        """Take note that it has got blocks, and of what its look-up found."""
+    def allocated(self, known: Known) -> Record:
+        """Take note that it has got blocks, and of what its look-up found; return its record."""
         record = known.record or self.begun(known)  # if its engine asks for nothing
         if not record.lives:
             record.computed_tokens = known.computed_tokens
         if (miss := known.miss) is None:
-            return
+            return record
         if not record.miss:  # a request's first one is kept
             record.miss = miss.reason
             record.first_missing = None if miss.block is None else miss.block.at
         if self._tells_misses:
             self._missed(record, known, miss)
+        return record
 
     def _missed(self, record: Record, known: Known, miss: Miss) -> None:
         """Tell why a look-up fell short."""
@@ -102,15 +103,14 @@ class LifeLog:
             **_traced(record),
         )
 
-    def matched(self, known: Known, hit: dict[str, int]) -> None:
+    def matched(self, record: Record, computed: int, hit: dict[str, int]) -> None:
         """Tell that a load was ordered; *hit* has its tokens by where they were."""
-        record = known.record or self.begun(known)
         record.load_found(hit)
         if self._tells_hits:
             self._log.info(
                 PREFIX_MATCHED,
                 request_id=id_in_log(record.request_id),
-                computed_tokens=known.computed_tokens,
+                computed_tokens=computed,
                 external_tokens=sum(hit.values()),
                 hit_tokens=hit,
                 **_traced(record),

@@ -53,11 +53,11 @@ class Known(msgspec.Struct, eq=False, gc=False):
         has_blocks: Whether it was given some.
         own_tokens: While it waits to run, those that the engine had and that we load.
         computed_tokens: That the engine had itself when it last asked for more.
-        match: What that one said; None once it has decided.
+        match: What its last look-up said; None once that has decided.
         life: How often the request was given blocks.
-        found_tokens: That were found by the last look-up that decided.
+        found_tokens: That were found by the last one that decided.
         wanted_tokens: That it looked for.
-        miss: Why it fell short; None if it did not.
+        miss: Why it fell short, or was not made; None if it did not.
         weighed: The tokens of the hit on which was decided last, and whether it is computed.
         most: Tokens that the engine may have room to load.
     """

@@ -213,7 +213,7 @@ class SchedulerHalf:
         shortfall = tiers.shortfall(request_id) if tiers.are_there else None
         self._lookups.decided(known, shortfall)
         computed = known.computed_tokens
-        self._lifelog.allocated(known)
+        record = self._lifelog.allocated(known)
         if self.events.is_told:
             self.events.begun(request, hashes)
         if tiers.are_there:
@@ -236,7 +236,7 @@ class SchedulerHalf:
         self._paying.ordered(request_id, loaded, self._clock())
         hit = tiers.hit(request_id, loaded)
         self._hits.found(request_id, hit)
-        self._lifelog.matched(known, hit)
+        self._lifelog.matched(record, computed, hit)
 
     def plan(self, output: Any) -> PlanEnvelope:  # noqa: ANN401 - vLLM's SchedulerOutput
         """Return this step's orders; does not touch *output*."""
