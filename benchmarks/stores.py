@@ -2,16 +2,17 @@
 """
 Speed of the slab store, 32 blocks at a time and one alone, beside LMCache and memcpy.
 
-A save reserves, copies each block into its slot, seals what is still in the CPU's cache
-and commits; the slab is full, so that each save also evicts. A load reads, verifies,
-copies out and rechecks. LMCache's local CPU back end, where it can be installed (see
-``benchmarks.peers``), holds as much, is as full, and copies by the same calls; it keeps no
-checksums, and its memory is one process's.
+Each side makes the calls of a pipeline, on one thread. A save reserves, has the device copy all
+blocks into their slots, seals and commits; the slab is full, so that each save also evicts. A load
+reads, has the device copy all blocks out and tell their checksums, compares these and rechecks.
+LMCache's local CPU back end, where it can be installed (see ``benchmarks.peers``), holds as much and
+is as full, and copies block by block as its own engine does; it keeps no checksums, and its memory
+is one process's.
 
-What the machine can do is the same bytes, copied in pieces of a block into or out of a
-plain file that is mapped as the slab's is, and hashed there in the same order by the same
-calls: where the kernel gives shared memory no huge pages, no store in it can reach what
-memcpy reaches between two arrays, and no store with checksums what one without them does.
+What the machine can do is the same bytes, copied by the same calls of the device into or out of a
+plain file that is mapped as the slab's is, and digested there by the same calls, too: where the
+kernel gives shared memory no huge pages, no store in it can reach what a copy between two arrays
+reaches, and no store with checksums what one without them does.
 What a call costs beyond that is told by its parts: index and lease are the call without bytes, checksums
 what the call takes longer with them, and the memory is shared for what a mapped file takes
 longer than an array. Saves without checksums have the digest replaced by a constant, for which
@@ -31,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
+import torch
 
 from benchmarks.harness import (
     Figure,
@@ -46,9 +47,14 @@ from benchmarks.harness import (
     ratio,
     speed,
 )
+from benchmarks.memory import GROUP
 from benchmarks.peers import LocalCPU, enter, has_lmcache
-from ucm.blocks import PackedKey
+from ucm.blocks import BlockId, PackedKey, RowId
 from ucm.config import Verify
+from ucm.devices.cpu import CPUDevice
+from ucm.plan import HostSlots
+from ucm.prefixes import paged_layout
+from ucm.seals import checksum_seeds
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore, _leases
 from ucm.stores.slab._files import map_file
@@ -63,12 +69,41 @@ BARE = {"save": ">= 0.85", "load": ">= 0.9"}
 """Of one without checksums, as a share of the copy alone."""
 SIZES = {"64 KB": 64 << 10, "512 KB": 512 << 10, "2 MB": 2 << 20}
 LMCACHE, _HASHED = "LMCache", "mapped file, hashed"
-_SEALED_BYTES, _VERIFIED_BYTES = 256 << 10, 2 << 20
-"""At a time: what was written is in the core's own cache, what is to be read is in none."""
+_ROW = (RowId(0),)
 
 _Blocks = npt.NDArray[np.uint8]
 _THERE = vars(_leases)
 _DIGEST = _THERE["digests_of"]
+
+
+class Memory:
+    """
+    Blocks as an engine has them, and the copies that its device makes.
+
+    Args:
+        blocks: ``[n, block_bytes]``.
+    """
+
+    def __init__(self, blocks: _Blocks) -> None:
+        layout = paged_layout({"layer": blocks.shape[1]}, block_tokens=16)
+        self._device = CPUDevice()
+        self._device.register(layout, {"layer": blocks})
+
+    def gather(self, first: int, slots: HostSlots) -> None:
+        """Copy blocks from *first* on into slots."""
+        self._device.gather(GROUP, _ROW, _ids(first, slots), slots)
+
+    def scatter(
+        self, first: int, slots: HostSlots, seeds: Sequence[int] | None = None
+    ) -> Sequence[int]:
+        """Copy slots into blocks from *first* on; return their checksums if there are seeds."""
+        ids = _ids(first, slots)
+        fence = self._device.scatter(GROUP, _ROW, slots, ids, seeds)
+        return () if seeds is None else fence.digests()
+
+
+def _ids(first: int, slots: HostSlots) -> list[BlockId]:
+    return list(map(BlockId, range(first, first + len(slots.slots))))
 
 
 class Slab:
@@ -92,32 +127,31 @@ class Slab:
         batch: int,
     ) -> None:
         self._store, self._trusting = stores
-        self._shared = shared
-        self._source = source
-        self._target = target
+        self._shared, self._other = shared, target
+        self._source, self._target = Memory(source), Memory(target)
+        self._nbytes = source.shape[1]
         self._batch = batch
         self._held = len(source) // batch
         self._saved: list[Sequence[PackedKey]] = []
+        self._seeds = checksum_seeds(make_keys(0, batch))
 
-    def _part(self, blocks: _Blocks, number: int) -> _Blocks:
-        at = number % self._held * self._batch
-        return blocks[at : at + self._batch]
+    def _first(self, number: int) -> int:
+        return number % self._held * self._batch
+
+    def _slots(self, pool: _Blocks, number: int) -> HostSlots:
+        first = self._first(number)
+        return HostSlots(pool, np.arange(first, first + self._batch), self._nbytes)
 
     def _save(self, number: int, *, copies: bool = True) -> Callable[[], object]:
         keys = make_keys(len(self._saved) * self._batch, self._batch)
         self._saved.append(keys)
-        source = self._part(self._source, number)
-        nbytes = source.shape[1]
-        step = max(1, _SEALED_BYTES // nbytes) if copies else len(keys)
+        first = self._first(number)
 
         def call() -> None:
-            with self._store.reserve(keys, nbytes) as lease:
-                for at in range(0, len(keys), step):
-                    stop = min(at + step, len(keys))
-                    if copies:
-                        for position in range(at, stop):
-                            np.copyto(lease.slots.block(position), source[position])
-                    lease.seal(at, stop)
+            with self._store.reserve(keys, self._nbytes) as lease:
+                if copies:
+                    self._source.gather(first, lease.slots)
+                lease.seal(0, len(keys))
                 if lease.commit() != len(keys):
                     raise AssertionError("the keys were new")
 
@@ -138,92 +172,67 @@ class Slab:
         _THERE["digests_of"] = return_nothing
         return self._save(number, copies=False)
 
-    def _load(
-        self, store: SlabStore, number: int, *, copies: bool = True
-    ) -> Callable[[], object]:
-        keys = self._saved[-1 - number % (self._held - 1)]
-        target = self._part(self._target, number)
-        step = max(1, _VERIFIED_BYTES // target.shape[1]) if copies else len(keys)
+    def load(self, number: int) -> Callable[[], object]:
+        """Read what was stored last but some; each block is digested as it is copied."""
+        keys, first = self._loaded(number), self._first(number)
 
         def call() -> None:
-            with store.read(keys) as lease:
-                for at in range(0, len(keys), step):
-                    stop = min(at + step, len(keys))
-                    lease.verify(at, stop)
-                    if copies:
-                        for position in range(at, stop):
-                            np.copyto(target[position], lease.slots.block(position))
+            with self._store.read(keys) as lease:
+                seeds = checksum_seeds(keys)
+                lease.verify_with(0, self._target.scatter(first, lease.slots, seeds))
                 lease.recheck()
 
         return call
 
-    def load(self, number: int) -> Callable[[], object]:
-        """Read what was stored last but some."""
-        return self._load(self._store, number)
+    def _loaded(self, number: int) -> Sequence[PackedKey]:
+        return self._saved[-1 - number % (self._held - 1)]
 
-    def bare_load(self, number: int) -> Callable[[], object]:
+    def bare_load(self, number: int, *, copies: bool = True) -> Callable[[], object]:
         """Read it where it was verified before."""
-        return self._load(self._trusting, number)
+        keys, first = self._loaded(number), self._first(number)
+
+        def call() -> None:
+            with self._trusting.read(keys) as lease:
+                lease.verify(0, len(keys))
+                if copies:
+                    self._target.scatter(first, lease.slots)
+                lease.recheck()
+
+        return call
 
     def empty_load(self, number: int) -> Callable[[], object]:
         """Read it where it was verified before, without its bytes."""
-        return self._load(self._trusting, number, copies=False)
+        return self.bare_load(number, copies=False)
 
     def memcpy(self, number: int) -> Callable[[], object]:
-        """Copy blocks one by one."""
-        return self._copy(self._source, self._target, number)
+        """Copy blocks."""
+        slots = self._slots(self._other, number)
+        return functools.partial(self._source.gather, self._first(number), slots)
 
     def copy_save(self, number: int) -> Callable[[], object]:
-        """Copy blocks one by one into a file that is mapped, as the slab's is."""
-        return self._copy(self._source, self._shared, number)
+        """Copy blocks into a file that is mapped, as the slab's is."""
+        slots = self._slots(self._shared, number)
+        return functools.partial(self._source.gather, self._first(number), slots)
 
     def copy_load(self, number: int) -> Callable[[], object]:
-        """Copy blocks one by one out of a mapped file."""
-        return self._copy(self._shared, self._target, number)
+        """Copy blocks out of a mapped file."""
+        slots = self._slots(self._shared, number)
+        return functools.partial(self._target.scatter, self._first(number), slots)
 
     def hashed_save(self, number: int) -> Callable[[], object]:
-        """Copy into a mapped file, and hash what is there."""
-        return self._hashed(self._source, self._shared, number, _SEALED_BYTES)
+        """Copy into a mapped file, and digest what is there."""
+        copy, slots = self.copy_save(number), self._slots(self._shared, number)
+
+        def call() -> None:
+            copy()
+            _DIGEST(slots, range(self._batch), self._seeds, 1)
+
+        return call
 
     def hashed_load(self, number: int) -> Callable[[], object]:
-        """Hash what is in a mapped file, and copy it."""
-        return self._hashed(self._shared, self._target, number, _VERIFIED_BYTES)
-
-    def _hashed(
-        self, source: _Blocks, target: _Blocks, number: int, piece_bytes: int
-    ) -> Callable[[], object]:
-        is_save = target is self._shared
-        pairs = list(
-            zip(self._part(target, number), self._part(source, number), strict=True)
-        )
-        step = max(1, piece_bytes // source.shape[1])
-
-        def call() -> None:
-            for at in range(0, len(pairs), step):
-                piece = pairs[at : at + step]
-                if not is_save:
-                    for _, block in piece:
-                        xxh3_64_intdigest(block.data)
-                for to, block in piece:
-                    np.copyto(to, block)
-                if is_save:
-                    for to, _ in piece:
-                        xxh3_64_intdigest(to.data)
-
-        return call
-
-    def _copy(
-        self, source: _Blocks, target: _Blocks, number: int
-    ) -> Callable[[], object]:
-        pairs = list(
-            zip(self._part(target, number), self._part(source, number), strict=True)
-        )
-
-        def call() -> None:
-            for to, block in pairs:
-                np.copyto(to, block)
-
-        return call
+        """Digest what is in a mapped file as it is copied."""
+        slots, first = self._slots(self._shared, number), self._first(number)
+        return functools.partial(self._target.scatter, first, slots, self._seeds)
 
     def fill(self) -> None:
         """Store until the slab is full, and verify all of that once."""
@@ -238,9 +247,9 @@ def opened(
     block_bytes: int, nbytes: int, batch: int = BATCH
 ) -> Iterator[tuple[Slab, LocalCPU | None]]:
     """Open a slab that is full, and the peer if it is there."""
-    source = np.ones((nbytes // block_bytes, block_bytes), dtype=np.uint8)
-    target = np.zeros_like(source)
-    target[:] = 1  # touches every page
+    # As an engine's tensors begin: with a line of the CPU's caches.
+    made = torch.ones((2, nbytes // block_bytes, block_bytes), dtype=torch.uint8)
+    source, target = made.numpy()
     with (
         tempfile.TemporaryDirectory(prefix="ucm-stores-", dir=MEMORY) as home,
         contextlib.ExitStack() as closing,
