@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent is nobody's child, and leaves nothing with who started it."""
+"""The agent is no child of an engine's, and leaves nothing with who started it."""
 
+import ctypes
 import gc
 import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.agent.test_process import ROOT
 from tests.kit.agents import agent_pid, end_agent
 from ucm.agent.launch import Launcher
 from ucm.config import UCMConfig
+
+_SUBREAPER = 36
+"""Who is left with orphans, for prctl(2)."""
 
 
 class TestOrphan:
@@ -26,11 +32,43 @@ class TestOrphan:
         try:
             ancestors = [pid]
             while ancestors[-1] > 1:
-                told = Path(f"/proc/{ancestors[-1]}/stat").read_text()
-                ancestors.append(int(told.rpartition(")")[2].split()[1]))
+                ancestors.append(_parent_of(ancestors[-1]))
             assert os.getpid() not in ancestors
         finally:
             assert -1 == end_agent(launch)
+
+    def test_agents_that_have_ended_are_not_left_to_the_first_process(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: in a container whose first process is an engine's server, which buries nobody,
+        agents that end again and again do not fill the table of processes."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        now = [0.0]
+        system = ctypes.CDLL(None)
+        system.prctl(_SUBREAPER, 1, 0, 0, 0)
+        try:
+            settings = UCMConfig.from_mapping(place.settings)
+            launch = Launcher(settings, lambda: now[0])
+            launch()
+            pid = agent_pid(launch)
+            keeper = _parent_of(pid)
+            end_agent(launch)
+            with pytest.raises(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            launch()
+            now[0] = 61.0
+            launch()
+            assert (False, keeper) == (
+                Path(f"/proc/{pid}").exists(),
+                _parent_of(agent_pid(launch)),
+            )
+            end_agent(launch)
+            del launch
+            gc.collect()
+            assert (keeper, 0) == os.waitpid(keeper, 0)
+        finally:
+            system.prctl(_SUBREAPER, 0, 0, 0, 0)
 
     def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
         self, place, monkeypatch
@@ -44,9 +82,15 @@ class TestOrphan:
         launch()
         pid = agent_pid(launch)
         try:
-            assert before + 1 == len(os.listdir("/proc/self/fd"))
+            assert before + 2 == len(os.listdir("/proc/self/fd"))
             del launch
             gc.collect()
             assert before == len(os.listdir("/proc/self/fd"))
         finally:
             os.kill(pid, signal.SIGKILL)
+
+
+def _parent_of(pid: int) -> int:
+    """Return the parent of a process."""
+    told = Path(f"/proc/{pid}/stat").read_text()
+    return int(told.rpartition(")")[2].split()[1])

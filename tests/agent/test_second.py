@@ -3,8 +3,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,19 @@ class TestSecond:
                 assert 1 == len(list(place.log.iterdir()))
             with place.agent("--linger", "-1"), place.client() as client:
                 assert client.is_up
+
+    def test_service_without_a_slab_ends_when_it_is_told_to(self, place: Place) -> None:
+        """R-63: SIGTERM is handled before it serves: what ends others by itself does not end the
+        first process of a container, which waited for its slab until it was killed."""
+        settings = place.slab.parent / "settings"
+        os.mkfifo(settings)
+        command = [sys.executable, "-m", "ucm.agent", "--config", str(settings)]
+        with subprocess.Popen(command, cwd=ROOT) as agent:
+            writers: list[int] = []
+            until(lambda: writers.extend(_writers_to(settings)) or writers)
+            agent.send_signal(signal.SIGTERM)
+            assert 0 == agent.wait(LIMIT_S)
+            os.close(*writers)
 
     def test_service_that_meets_no_slab_says_so(self, place: Place) -> None:
         """R-63: it ended in silence, and who had misspelt the path saw it end well."""
@@ -75,3 +90,11 @@ class TestLock:
                 AgentLock(place.slab)
             lock.close()
             AgentLock(place.slab).close()
+
+
+def _writers_to(fifo: Path) -> list[int]:
+    """Open a pipe with a name if somebody waits for what comes from it; nothing if nobody does."""
+    try:
+        return [os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)]
+    except OSError:
+        return []

@@ -340,6 +340,26 @@ AGENT = (
         ),
     ),
     Mutant(
+        name="service_that_is_first_is_deaf",
+        why="R-63: in a container of its own it waits for its slab until it is killed.",
+        file="ucm/agent/__main__.py",
+        find="    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))\n",
+        replace="",
+        killers=(
+            "tests/agent/test_second.py::TestSecond::test_service_without_a_slab_ends_when_it_is_told_to",
+        ),
+    ),
+    Mutant(
+        name="ended_agents_unburied",
+        why="R-63: in a container the table of processes fills, until no thread can be started.",
+        file="ucm/agent/launch.py",
+        find="            os.waitpid(pid, 0)\n",
+        replace="            pass\n",
+        killers=(
+            "tests/agent/test_orphan.py::TestOrphan::test_agents_that_have_ended_are_not_left_to_the_first_process",
+        ),
+    ),
+    Mutant(
         name="engines_without_end",
         why="An agent keeps a connection, and what it wants, for as many engines as come.",
         file=_NODE,

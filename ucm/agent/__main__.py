@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import gc
 import os
+import signal
 import sys
 import threading
 import time
@@ -75,6 +76,9 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     collect_rarely()
+    # The first process of a container is not ended by a signal that it does not handle. Nothing is
+    # to be drained before it serves; then it handles this itself.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     bind_thread(AffinityPlan(arguments.cpus, "of the engine"))
     if arguments.engine_fd is not None:  # what we start may outlive us
         os.set_inheritable(arguments.engine_fd, False)

@@ -2,6 +2,7 @@
 """How an engine starts its node's agent, without any of the agent's code in the engine."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -34,36 +35,99 @@ _BINDING: Final = frozenset(
     {"GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND"}
 )
 """What has a rank's process bind itself to cores, and the agent's too, if it inherits it."""
-_ORPHAN: Final = """
-import os, sys
-if pid := os.fork():
-    print(pid)
-else:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    os.execv(sys.argv[1], sys.argv[1:])
+_KEEPER: Final = """
+import os, socket, sys
+own = socket.socket(fileno=int(sys.argv[1]))
+if os.fork():
+    os._exit(0)
+own.set_inheritable(False)
+try:
+    while True:
+        cpus, (settings, told), *_ = socket.recv_fds(own, 4096, 2)
+        if pid := os.fork():
+            os.close(settings)
+            os.close(told)
+            own.send(b"%d" % pid)
+            os.waitpid(pid, 0)
+        else:
+            os.dup2(settings, 0)
+            os.close(settings)
+            os.set_inheritable(told, True)
+            command = [*sys.argv[2:], "--engine-fd", str(told), "--cpus", cpus.decode()]
+            os.execv(command[0], command)
+except (OSError, ValueError):
+    pass  # who wanted agents is gone
 """
 _BETWEEN_S: Final = 30.0
 """For a process that only starts another; the client's thread waits, and no engine."""
+_MOST_PID: Final = 32
 _DIED: Final = -1
 """Stands for the exit code of an agent that said none."""
 
 
+class _Keeper:
+    """
+    Starts agents, and is there when they end; nobody's child, nor are they the engine's.
+
+    vLLM kills whatever descends from its processes when it ends. An agent without a parent is left
+    to the first process, which in a container may be an engine's server: that leaves each that has
+    ended in the table of processes for good, until no thread can be started. So the parent is a
+    process that does nothing else, of which one lasts as long as this, and its agent.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self) -> None:
+        self._own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        weakref.finalize(self, self._own.close)
+        self._own.settimeout(_BETWEEN_S)
+        with its:
+            command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(its.fileno())]
+            try:
+                subprocess.run(
+                    [*command, sys.executable, "-P", "-m", "ucm.agent"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(its.fileno(),),
+                    env=environment_without(_BINDING),
+                    start_new_session=True,
+                    timeout=_BETWEEN_S,
+                    check=True,
+                )
+            except subprocess.SubprocessError as exc:
+                raise OSError(f"no process for the agent: {exc}") from exc
+
+    def start(self, settings: int, told: int) -> int:
+        """
+        Start an agent that reads one file and writes to another; return its process.
+
+        Raises:
+            OSError: The keeper is gone, or is stopped.
+        """
+        cpus = format_cpulist(engine_cpus()).encode()
+        socket.send_fds(self._own, [cpus], [settings, told])
+        if not (pid := self._own.recv(_MOST_PID)):
+            raise ConnectionResetError("who starts agents is gone")
+        return int(pid)
+
+
 class _Agent:
     """
-    One that was started, which is nobody's child.
+    One that was started.
 
-    vLLM kills whatever descends from its processes when it ends. What is known of the agent is
-    what comes through a pipe that it holds open as long as it lives: its exit code, and why it
-    cannot be used.
+    What is known of it comes through a pipe that it holds open as long as it lives: its exit code,
+    and why it cannot be used.
 
     Args:
+        keeper: Starts it.
         settings: What it reads; travels by standard input, as it may hold secrets.
 
     Raises:
         OSError: It cannot be started.
     """
 
-    def __init__(self, settings: bytes) -> None:
+    def __init__(self, keeper: _Keeper, settings: bytes) -> None:
         self.problem = ""
         self._said = b""
         self._code: int | None = None
@@ -71,24 +135,13 @@ class _Agent:
         self._reader, writer = os.pipe()
         self._close = weakref.finalize(self, os.close, self._reader)
         os.set_blocking(self._reader, False)
-        command = [sys.executable, "-P", "-m", "ucm.agent", "--engine-fd", str(writer)]
-        command += ["--cpus", format_cpulist(engine_cpus())]
-        try:
-            between = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _ORPHAN, *command],
-                input=settings,
-                stdout=subprocess.PIPE,
-                pass_fds=(writer,),
-                env=environment_without(_BINDING),
-                start_new_session=True,
-                timeout=_BETWEEN_S,
-                check=True,
-            )
-        except subprocess.SubprocessError as exc:
-            raise OSError(f"no process for the agent: {exc}") from exc
-        finally:
-            os.close(writer)
-        self.pid = int(between.stdout)
+        with (
+            open(writer, "wb") as told,
+            open(os.memfd_create("ucm-agent"), "r+b") as given,
+        ):
+            given.write(settings)
+            given.seek(0)
+            self.pid = keeper.start(given.fileno(), told.fileno())
 
     def poll(self) -> int | None:
         """Return its exit code; None while it lives. Any thread."""
@@ -136,8 +189,8 @@ class Launcher:
     """
     Starts an agent in a process of its own, one at a time.
 
-    It is in a session of its own, and no child of the engine's: what ends the engine does not
-    end it. One that refuses its settings says why, and is not started anew for a while. One that
+    It is in a session of its own, and no child of the engine's (``_Keeper``): what ends the engine
+    does not end it. One that refuses its settings says why, and is not started anew for a while. One that
     dies soon, again and again, is started less and less often. One that ends at once, well, has
     met another engine's, which is waited for. Its CPUs are the engine's, not those of the rank
     that happens to start it: on one core with a rank that polls, it was seen to get no turn in
@@ -153,6 +206,7 @@ class Launcher:
     ) -> None:
         self._settings = msgspec.json.encode(config)
         self._clock = clock
+        self._keeper: _Keeper | None = None
         self._agent: _Agent | None = None
         self._is_over = False
         self._started_at = self._not_before = 0.0
@@ -205,7 +259,8 @@ class Launcher:
     def _start(self) -> None:
         self._started_at = self._clock()
         try:
-            self._agent = _Agent(self._settings)
+            self._keeper = self._keeper or _Keeper()
+            self._agent = _Agent(self._keeper, self._settings)
             self._is_over = False
         except OSError:  # as without an agent; it is tried again
-            return
+            self._keeper = None
