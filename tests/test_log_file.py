@@ -5,6 +5,9 @@ import errno
 import os
 import shutil
 import stat
+import subprocess
+import sys
+from contextlib import contextmanager
 
 import pytest
 
@@ -35,6 +38,20 @@ def texts(path):
     """Return what is in the files, the newest first."""
     names = [path, *(path.with_name(f"{path.name}.{n}") for n in range(1, 9))]
     return [name.read_text() for name in names if name.exists()]
+
+
+@contextmanager
+def path_of_another(path):
+    """Have another process write to a file, and keep it, until it is killed."""
+    code = (
+        "import sys; from pathlib import Path; from ucm.log_file import RotatingFile;"
+        "file = RotatingFile(Path(sys.argv[1]), max_bytes=10, files=3);"
+        "file.write('theirs\\n'); print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    with subprocess.Popen(command, stdin=-1, stdout=-1) as process:
+        assert b"\n" == process.stdout.readline()
+        yield process
 
 
 class TestRotation:
@@ -78,6 +95,21 @@ class TestRotation:
             second.write(f"s{number}\n")
         lines = "".join(reversed(texts(path))).split()
         assert [f"{who}{number}" for number in range(4) for who in "fs"] == lines
+
+    def test_process_of_the_same_number_in_another_container_has_files_of_its_own(
+        self, path, opened
+    ):
+        """Of two that put the same files aside, one removed lines that the other had just written."""
+        with path_of_another(path) as other:
+            file = opened()
+            for line in ("aaaaaaaa\n", "bbbbbbbb\n"):
+                assert 0 == file.write(line)
+            own = path.with_name("ucm-1.jsonl")
+            assert ["bbbbbbbb\n", "aaaaaaaa\n"] == texts(own)
+            assert ["theirs\n"] == texts(path)
+            other.kill()
+        opened().write("cccccccc\n")
+        assert ["cccccccc\n", "theirs\n"] == texts(path)
 
     @pytest.mark.parametrize("number", [1, 3])
     def test_files_are_private(self, path, opened, number):

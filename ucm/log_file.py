@@ -5,10 +5,14 @@ A file of lines that is put aside when it is full.
 ``name.jsonl`` is the present one, ``name.jsonl.1`` the next older, and so on; each has at
 most so many bytes, or one line. A file that somebody has moved or removed is made anew.
 
+A file that another process writes, as one of the same id in a container of its own may, is left to it:
+the next name is ``name-1.jsonl``. The kernel drops the lock that says so with whoever held it.
+
 Only the log's own thread writes.
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +20,9 @@ from typing import Final
 
 __all__ = ["RotatingFile"]
 
-_FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _NONE: Final = -1
+_MOST_ALIKE: Final = 100
 _NEWLINE: Final = ord("\n")
 
 
@@ -26,7 +31,8 @@ class RotatingFile:
     Files of lines; a ``Sink``.
 
     Args:
-        path: Of the present one. Its directory is made if need be, for us alone.
+        path: Of the present one, unless others have that. Its directory is made if need be, for us
+            alone.
         max_bytes: Of each file.
         files: How many are kept, the present one among them.
 
@@ -35,7 +41,7 @@ class RotatingFile:
     """
 
     def __init__(self, path: Path, *, max_bytes: int, files: int) -> None:
-        self._path = path
+        self._first = self._path = path
         self._max_bytes = max_bytes
         self._files = files
         self._is_torn = False
@@ -69,14 +75,20 @@ class RotatingFile:
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, _FLAGS, 0o600)
+        first = self._first
+        for number in range(1, _MOST_ALIKE):
+            if _is_alone(self._descriptor):
+                break
+            self.close()
+            self._path = first.with_name(f"{first.stem}-{number}{first.suffix}")
+            self._descriptor = os.open(self._path, _FLAGS, 0o600)
         self._is_torn = not self._ends_well()
 
     def _ends_well(self) -> bool:
         """Return whether who had our number before has left no line that is cut, as far as can be read."""
-        with contextlib.suppress(OSError), self._path.open("rb") as file:
-            if nbytes := file.seek(0, os.SEEK_END):
-                file.seek(nbytes - 1)
-                return file.read(1) == b"\n"
+        with contextlib.suppress(OSError):
+            nbytes = os.fstat(self._descriptor).st_size
+            return not nbytes or os.pread(self._descriptor, 1, nbytes - 1) == b"\n"
         return True
 
     def _parts(self, text: str) -> Iterator[bytes]:
@@ -103,8 +115,8 @@ class RotatingFile:
             if not self._is_there(ours):
                 self.close()
             elif ours.st_size and ours.st_size + nbytes > self._max_bytes:
+                self._put_aside()  # while it is ours
                 self.close()
-                self._put_aside()
         if self._descriptor == _NONE:
             self._open()
 
@@ -122,3 +134,18 @@ class RotatingFile:
                 newer.replace(older)
         if self._files == 1:
             self._path.unlink(missing_ok=True)
+
+
+def _is_alone(descriptor: int) -> bool:
+    """
+    Keep a file from other processes; return whether none had it.
+
+    A lock of the process, as its logs may share a file; it goes when the first of them is closed.
+    """
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True

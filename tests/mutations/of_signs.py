@@ -175,6 +175,16 @@ SIGNS = (
         ),
     ),
     Mutant(
+        name="log_of_another_container_shared",
+        why="R-73: of two processes that put the same files aside, one removes the other's lines.",
+        file="ucm/log_file.py",
+        find="    except BlockingIOError:\n        return False\n",
+        replace="    except BlockingIOError:\n        return True\n",
+        killers=(
+            "tests/test_log_file.py::TestRotation::test_process_of_the_same_number_in_another_container_has_files_of_its_own",
+        ),
+    ),
+    Mutant(
         name="first_line_behind_a_killed_one_spoiled",
         why="R-73: a container's process begins behind a line that was cut, and its start is not in the log.",
         file="ucm/log_file.py",
