@@ -264,7 +264,8 @@ class TestCluster:
         self, objects: Any, tmp_path: Path
     ) -> None:
         """A container ends with its first process, which was the engine: what the agent had yet to
-        spill was lost, however long the pod may take. The engine's own end is told behind it."""
+        spill was lost, however long the pod may take. The engine's own end is told behind it. Nobody
+        is waited for whose socket is left of a container that was killed."""
         container, _ = self.pods(objects)["engine"]
         ended, waits, agent = (tmp_path / name for name in ("ended", "waits", "s"))
         for name, does in (
@@ -278,13 +279,17 @@ class TestCluster:
         shell, option, script, *given = container["command"]
         script = script.replace("/dev/shm/ucm/agent.sock", str(agent))
         assert str(agent) in script
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(str(agent))
+        with (
+            socket.socket(socket.AF_UNIX) as killed,
+            socket.socket(socket.AF_UNIX) as listening,
+        ):
+            killed.bind(str(agent))
             first = subprocess.Popen(
                 [shell, option, script, *given, *container["args"]],
                 env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
             )
             with ended.open("w"):  # the engine is there, and ends by the signal
+                listening.bind(str(agent))
                 first.terminate()
                 with waits.open("w"):
                     agent.unlink()
