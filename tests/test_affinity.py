@@ -338,6 +338,15 @@ class TestHashing:
             write(tmp_path / "sys" / "fs" / "cgroup" / group / "cpu.max", text)
         assert wanted == num_hashing(0, None, tmp_path)
 
+    def test_cgroups_of_the_first_version_limit_it_too(self, tmp_path, monkeypatch):
+        """A container's own group may be mounted where its path would begin; -1 is no limit."""
+        monkeypatch.setattr(affinity, "process_cpus", lambda: frozenset(range(64)))
+        write(tmp_path / "proc/self/cgroup", "4:cpu,cpuacct:/pod")
+        for quota, wanted in (("600000", 3), ("-1", 8)):
+            write(tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota)
+            write(tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
+            assert wanted == num_hashing(0, None, tmp_path)
+
     def test_all_cpus_compute_what_their_engine_waits_for(self, tmp_path, monkeypatch):
         """One that computes on them does nothing else until its load is there; what cgroups
         allow is the limit."""

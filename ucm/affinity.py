@@ -240,12 +240,18 @@ def num_hashing(
 
 
 def _quotas(system: Path) -> Iterator[int]:
-    """Yield how many CPUs the cgroups of version 2 let us use that this process is in."""
+    """Yield how many CPUs the cgroups, of either version, let us use that this process is in."""
     for line in _text(system / "proc/self/cgroup").splitlines():
-        inner = PurePosixPath(line.removeprefix("0::").lstrip("/"))
-        if line.startswith("0::") and ".." not in inner.parts:
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if "cpu" in controllers.split(","):
+            top, names = "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
+        else:
+            top, names = "", ["cpu.max"]
+        inner = PurePosixPath(path.lstrip("/"))
+        if ".." not in inner.parts and (top or line.startswith("0::")):
             for step in (inner, *inner.parents):
-                limit = _text(system / "sys/fs/cgroup" / step / "cpu.max").split()
+                directory = system / "sys/fs/cgroup" / top / step
+                limit = " ".join(_text(directory / name) for name in names).split()
                 if len(limit) == 2 and all(map(str.isdecimal, limit)):
                     yield int(limit[0]) // max(1, int(limit[1]))
 

@@ -175,6 +175,16 @@ SIGNS = (
         ),
     ),
     Mutant(
+        name="cpus_of_first_cgroups_unlimited",
+        why="R-18: a container stands still where helpers have used up its time.",
+        file="ucm/affinity.py",
+        find='        if "cpu" in controllers.split(","):\n',
+        replace="        if False:\n",
+        killers=(
+            "tests/test_affinity.py::TestHashing::test_cgroups_of_the_first_version_limit_it_too",
+        ),
+    ),
+    Mutant(
         name="log_of_another_container_shared",
         why="R-73: of two processes that put the same files aside, one removes the other's lines.",
         file="ucm/log_file.py",
