@@ -4,7 +4,10 @@
 import contextlib
 import mmap
 import os
+import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,18 @@ from ucm.testing.store_blocks import load, make_keys, payload, save
 SETTING = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
 NODES = "sys/devices/system/node/has_memory"
 CAPACITY = 4 << 20
+_WITHOUT_MBIND = """
+import ctypes, struct, sys
+from ucm.stores.slab import SlabStore
+rules = [(32, 0, 0, 0), (21, 0, 1, 237), (6, 0, 0, 0x50001), (6, 0, 0, 0x7FFF0000)]
+text = b"".join(struct.pack("HBBI", *rule) for rule in rules)
+code = ctypes.create_string_buffer(text)
+filter = struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(code))
+system = ctypes.CDLL(None)
+system.prctl(38, 1, 0, 0, 0)  # no new privileges
+assert not system.prctl(22, 2, filter, 0, 0)  # seccomp(2)
+SlabStore(path=sys.argv[1], capacity_bytes=1 << 20, block_bytes=4096, index_only=False, numa="interleave")
+"""
 
 
 def mounts(options: str) -> str:
@@ -361,3 +376,18 @@ class TestNodes:
         """R-27: when the settings are read."""
         with pytest.raises(ConfigError, match=r"store\.numa"):
             StoreConfig(numa=setting)
+
+    @pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="numbers of system calls"
+    )
+    def test_container_that_forbids_it_is_told_what_to_allow(self, memory_path) -> None:
+        """X-09: Docker refuses mbind by default, and it was said to be for want of nodes."""
+        told = subprocess.run(
+            [sys.executable, "-c", _WITHOUT_MBIND, str(memory_path)],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=120,
+        )
+        assert "Operation not permitted. Give nodes" in told.stderr
+        assert "SYS_NICE" in told.stderr

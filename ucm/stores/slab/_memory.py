@@ -395,6 +395,5 @@ def _bind(memory: _Memory, setting: str, system: Path) -> None:
 
 
 def _numa_error(setting: str, problem: str) -> ConfigError:
-    return ConfigError(
-        "store.numa", setting, problem, "Give nodes that have memory, or off."
-    )
+    remedy = "Give nodes that have memory, or off; a container has to allow mbind (docker run --cap-add SYS_NICE)."
+    return ConfigError("store.numa", setting, problem, remedy)
