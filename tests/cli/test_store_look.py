@@ -120,7 +120,9 @@ class TestStat:
         """A stopped process that has the lock is found by its number."""
         with open_slab(path) as store, store._slab.index.locked():
             (found,) = ask("store", "stat", path)["classes"]
+            _, text, _ = tell("store", "stat", path)
         assert [os.getpid()] == found["locked_by"]
+        assert f"its lock is held by process {os.getpid()}\n" in text
 
     def test_tenants_and_retained_blocks_are_counted(self, path):
         """Whose share is used, and what stays because somebody wished it."""

@@ -258,7 +258,8 @@ def _lines_of(each: ClassFacts) -> list[str]:
             "next to open it frees them, and so does: ucm store compact"
         )
     if each.locked_by:
-        lines.append(f"  its lock is held by process {each.locked_by}")
+        holders = ", ".join(map(str, each.locked_by))
+        lines.append(f"  its lock is held by process {holders}")
     if each.is_unfinished:
         lines.append("  a change is going on, or whoever began it died")
     return lines

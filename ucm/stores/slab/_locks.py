@@ -119,7 +119,7 @@ def holders_of(fd: int, table: Path) -> tuple[int, ...]:
 
     Args:
         fd: The file.
-        table: ``/proc/locks``; processes of other containers have the number 0 there.
+        table: ``/proc/locks``; it shows those of this container, and of containers in it.
     """
     info = os.fstat(fd)
     device = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
