@@ -12,6 +12,7 @@ Only the log's own thread writes.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ __all__ = ["RotatingFile"]
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 _NONE: Final = -1
 _MOST_ALIKE: Final = 100
+_TAKEN: Final = {errno.EAGAIN, errno.EACCES}
 _NEWLINE: Final = ord("\n")
 
 
@@ -75,21 +77,21 @@ class RotatingFile:
     def _open(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, _FLAGS, 0o600)
-        first = self._first
-        for number in range(1, _MOST_ALIKE):
-            if _is_alone(self._descriptor):
-                break
+        first, number = self._first, 0
+        while number < _MOST_ALIKE and not _is_alone(self._descriptor):
             self.close()
+            number += 1
             self._path = first.with_name(f"{first.stem}-{number}{first.suffix}")
             self._descriptor = os.open(self._path, _FLAGS, 0o600)
         self._is_torn = not self._ends_well()
 
     def _ends_well(self) -> bool:
         """Return whether who had our number before has left no line that is cut, as far as can be read."""
+        last = b""
         with contextlib.suppress(OSError):
             nbytes = os.fstat(self._descriptor).st_size
-            return not nbytes or os.pread(self._descriptor, 1, nbytes - 1) == b"\n"
-        return True
+            last = os.pread(self._descriptor, 1, max(0, nbytes - 1))
+        return last in (b"", b"\n")
 
     def _parts(self, text: str) -> Iterator[bytes]:
         """Yield the lines together as far as they fit into a file."""
@@ -144,8 +146,6 @@ def _is_alone(descriptor: int) -> bool:
     """
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks
-        return True
+    except OSError as exc:  # a file system may have no locks
+        return exc.errno not in _TAKEN
     return True

@@ -70,6 +70,23 @@ class TestOrphan:
         finally:
             system.prctl(_SUBREAPER, 0, 0, 0, 0)
 
+    def test_engine_whose_agents_parent_was_killed_starts_agents(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: at the next try but one, by another parent."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        now = [0.0]
+        launch = Launcher(UCMConfig.from_mapping(place.settings), lambda: now[0])
+        launch()
+        first = agent_pid(launch)
+        os.kill(_parent_of(first), signal.SIGKILL)
+        end_agent(launch)
+        for now[0] in (0.0, 61.0, 122.0):
+            launch()
+        assert first != agent_pid(launch)
+        end_agent(launch)
+
     def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
         self, place, monkeypatch
     ) -> None:

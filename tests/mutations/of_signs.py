@@ -188,8 +188,8 @@ SIGNS = (
         name="log_of_another_container_shared",
         why="R-73: of two processes that put the same files aside, one removes the other's lines.",
         file="ucm/log_file.py",
-        find="    except BlockingIOError:\n        return False\n",
-        replace="    except BlockingIOError:\n        return True\n",
+        find="        return exc.errno not in _TAKEN\n",
+        replace="        return True\n",
         killers=(
             "tests/test_log_file.py::TestRotation::test_process_of_the_same_number_in_another_container_has_files_of_its_own",
         ),

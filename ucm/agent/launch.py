@@ -76,6 +76,7 @@ class _Keeper:
 
     Raises:
         OSError: It cannot be started.
+        subprocess.SubprocessError: Likewise.
     """
 
     def __init__(self) -> None:
@@ -84,32 +85,27 @@ class _Keeper:
         self._own.settimeout(_BETWEEN_S)
         with its:
             command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(its.fileno())]
-            try:
-                subprocess.run(
-                    [*command, sys.executable, "-P", "-m", "ucm.agent"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    pass_fds=(its.fileno(),),
-                    env=environment_without(_BINDING),
-                    start_new_session=True,
-                    timeout=_BETWEEN_S,
-                    check=True,
-                )
-            except subprocess.SubprocessError as exc:
-                raise OSError(f"no process for the agent: {exc}") from exc
+            subprocess.run(
+                [*command, sys.executable, "-P", "-m", "ucm.agent"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(its.fileno(),),
+                env=environment_without(_BINDING),
+                start_new_session=True,
+                timeout=_BETWEEN_S,
+                check=True,
+            )
 
     def start(self, settings: int, told: int) -> int:
         """
-        Start an agent that reads one file and writes to another; return its process.
+        Start an agent that reads one file and writes to another; return its process, 0 if it has none.
 
         Raises:
             OSError: The keeper is gone, or is stopped.
         """
         cpus = format_cpulist(engine_cpus()).encode()
         socket.send_fds(self._own, [cpus], [settings, told])
-        if not (pid := self._own.recv(_MOST_PID)):
-            raise ConnectionResetError("who starts agents is gone")
-        return int(pid)
+        return int(self._own.recv(_MOST_PID) or 0)
 
 
 class _Agent:
@@ -262,5 +258,6 @@ class Launcher:
             self._keeper = self._keeper or _Keeper()
             self._agent = _Agent(self._keeper, self._settings)
             self._is_over = False
-        except OSError:  # as without an agent; it is tried again
+        except (OSError, subprocess.SubprocessError):
+            # As without an agent; it is tried again, by another keeper.
             self._keeper = None
