@@ -25,12 +25,13 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/backends/object.py": 1,  # tells a panic of native code as a wrong setting
     "ucm/cache/calls.py": 1,  # tells what a host's own call raised
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
+    "ucm/errors.py": 1,  # a host's error may not be able to say what it is
     "ucm/devices/_staged.py": 1,  # a fence that fails, where parts are under way
     "ucm/devices/accelerator.py": 1,  # so where a copy may be, whatever came behind it
+    "ucm/integration/vllm/stats.py": 1,  # as of ``stores/bypass.py``, on the status thread
     "ucm/loop.py": 1,  # tells who joins that a start which raised is over
     "ucm/pipeline/guard.py": 1,  # a device's error must not keep a ticket from its end
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over
-    "ucm/pipeline/outcomes.py": 1,  # a host's error may not be able to say what it is
     "ucm/pipeline/pipeline.py": 1,  # ends the loop with what went wrong on it
     "ucm/pipeline/runner.py": 4,  # ends a ticket with its stage's error: thread, loop
     "ucm/pipeline/stage.py": 1,  # tells what would end the thread, of a host's own stage

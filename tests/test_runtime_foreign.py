@@ -8,8 +8,7 @@ import pytest
 from tests.pipeline import test_async_device
 from tests.rig import KEYSPACE_DIGEST, keys_of, order, running
 from ucm.devices.abc import Fence
-from ucm.errors import BlockNotFoundError
-from ucm.pipeline.outcomes import text_of
+from ucm.errors import BlockNotFoundError, text_of
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, raising

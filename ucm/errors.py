@@ -52,6 +52,14 @@ _MOST_SHOWN = 400
 """Characters of a value in a message; it may come from a file."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return what an error says; its type's name where somebody else's cannot say it."""
+    try:
+        return repr(error)
+    except Exception:  # noqa: BLE001 - a host's own may raise anything
+        return type(error).__name__
+
+
 def masked(value: object, depth: int = 16) -> object:
     """
     Return a value that may be shown and logged: without credentials.

@@ -137,7 +137,7 @@ class TestBypass:
         """No engine can know what a client of somebody else's may raise."""
         asked = Asked()
         asked.store.inner.look = {}.popitem
-        with pytest.raises(StoreUnavailableError, match=r"KeyError: .*is empty"):
+        with pytest.raises(StoreUnavailableError, match=r"KeyError.*is empty"):
             asked.store.match(KEYS)
         assert 1 == asked.counters.total("ucm_failed_lookups_total")
 

@@ -15,9 +15,11 @@ from ucm.errors import (
     StoreUnavailableError,
     UCMError,
     WorkerDiedError,
+    text_of,
 )
 from ucm.pipeline.workers import CopyThread
 from ucm.stores.abc import StoreStats
+from ucm.stores.leases import told_count, told_each
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import Lock, Threads
 
@@ -35,17 +37,11 @@ class KeptStore(WrapperStore):
 
     def match(self, keys: Sequence[PackedKey]) -> int:
         """Ask it; what is no count of the keys is no answer."""
-        found = super().match(keys)
-        if found not in range(len(keys) + 1):
-            raise StoreUnavailableError(f"match told {found!r:.80}")
-        return found
+        return told_count("match", super().match(keys), len(keys))
 
     def contains(self, keys: Sequence[PackedKey]) -> list[bool]:
         """Ask it; what tells of more or fewer keys is no answer."""
-        found = super().contains(keys)
-        if len(found) != len(keys):
-            raise StoreUnavailableError(f"contains told {found!r:.80}")
-        return found
+        return told_each("contains", super().contains(keys), len(keys))
 
     def stats(self) -> StoreStats:
         """Ask it; what is something else is no answer."""
@@ -109,7 +105,7 @@ class Questions:
                     answer.end(question())
             except UCMError as exc:
                 answer.end(None, exc)
-            except Exception as exc:  # noqa: BLE001 - told where the answer is awaited
+            except BaseException as exc:  # noqa: BLE001 - told where the answer is awaited
                 answer.end(None, _unavailable(exc))
             finally:
                 self._asked.pop(answer, None)  # type: ignore[arg-type] # whatever type
@@ -150,7 +146,7 @@ def _closed() -> PipelineClosedError:
     return PipelineClosedError("the cache was closed meanwhile")
 
 
-def _unavailable(error: Exception) -> StoreUnavailableError:
-    told = StoreUnavailableError(f"{type(error).__name__}: {error}")
+def _unavailable(error: BaseException) -> StoreUnavailableError:
+    told = StoreUnavailableError(text_of(error))
     told.__cause__ = error
     return told

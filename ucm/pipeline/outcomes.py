@@ -14,6 +14,7 @@ from ucm.errors import (
     StoreFullError,
     StoreUnavailableError,
     WorkerDiedError,
+    text_of,
 )
 from ucm.pipeline.guard import TicketOverError
 from ucm.reasons import Reason
@@ -25,7 +26,6 @@ __all__ = [
     "OutcomeKind",
     "outcome_of",
     "outcome_of_save",
-    "text_of",
 ]
 
 
@@ -101,14 +101,6 @@ def outcome_of(error: Exception) -> Outcome:
         bad_key = error.key
     reason = next(known, Reason.ERROR)
     return Outcome(OutcomeKind.FAILED, reason, bad_key=bad_key, error=text_of(error))
-
-
-def text_of(error: BaseException) -> str:
-    """Return what an error says; its type's name where somebody else's cannot say it."""
-    try:
-        return repr(error)
-    except Exception:  # noqa: BLE001 - a host's own may raise anything
-        return type(error).__name__
 
 
 def outcome_of_save(

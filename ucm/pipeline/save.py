@@ -37,7 +37,7 @@ from ucm.plan import HostSlots
 from ucm.reasons import Reason
 from ucm.seals import checksum_seeds
 from ucm.stores.abc import ReadLease, Store, WriteLease
-from ucm.stores.leases import seals_of
+from ucm.stores.leases import seals_of, told_count
 
 __all__ = [
     "Commit",
@@ -160,6 +160,7 @@ def _check_granted(keys: tuple[PackedKey, ...], lease: WriteLease) -> None:
     granted = keys if len(at) == len(keys) else tuple(keys[each] for each in at)
     if tuple(lease.keys) != granted:
         raise StoreError(f"the store leased {len(lease.keys)} keys, not those {at=}")
+    told_count("num_stored", lease.num_stored, len(keys) - len(at))
 
 
 def _places(ticket: Ticket, lease: WriteLease) -> tuple[tuple[BlockId, ...], HostSlots]:
@@ -317,12 +318,13 @@ class Commit(CopyStage[Sealed, Finished]):
             lost = ticket.counting()
             lease = _lease(ticket)
             granted = [at for at, each in enumerate(lease.positions) if each in lost]
-            committed = lease.commit(granted)
+            told, left = lease.commit(granted), len(lease.keys) - len(granted)
             if self._forget is not None and _is_withdrawn(ticket):
                 self._forget(
                     [k for at, k in enumerate(lease.keys) if at not in granted]
                 )
-            stored = lease.num_stored + len(lease.keys) - len(granted) - committed
+            committed = told_count("commit", told, left)
+            stored = int(lease.num_stored) + left - committed
             given.outcome = outcome_of_save(
                 len(ticket.span),
                 committed=committed,

@@ -17,10 +17,10 @@ from typing import Any, Final, Generic, TypeVar, cast
 import attrs
 
 from ucm.devices.abc import Fence
-from ucm.errors import PipelineError, StageFailedError
+from ucm.errors import PipelineError, StageFailedError, text_of
 from ucm.pipeline.guard import TicketOverError
 from ucm.pipeline.items import Item
-from ucm.pipeline.outcomes import OutcomeKind, outcome_of, text_of
+from ucm.pipeline.outcomes import OutcomeKind, outcome_of
 from ucm.pipeline.ring import BEGIN, END
 from ucm.pipeline.waiting import fence_passed, has_passed
 from ucm.reasons import Reason

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from ucm.blocks import PackedKey
-from ucm.errors import UCMError
+from ucm.errors import UCMError, text_of
 from ucm.fates import Fate, Told
 from ucm.reasons import MissReason, Reason
 from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
@@ -136,8 +136,10 @@ class Misses:
                 differs = elsewhere(keys[0])
                 if differs is not None:
                     reason, detail = MissReason.OTHER_KEY_SPACE, dict(differs)
-        except Exception as exc:  # noqa: BLE001 - a store of others, on the engine's thread
-            text = str(exc) if isinstance(exc, UCMError) else repr(exc)
+        except (KeyboardInterrupt, SystemExit):  # the engine's own, by a signal
+            raise
+        except BaseException as exc:  # noqa: BLE001 - a store of others, on the engine's thread
+            text = str(exc) if isinstance(exc, UCMError) else text_of(exc)
             reason, detail = MissReason.UNAVAILABLE, {"text": text}
         return Miss(reason, detail, block, keys[0])
 

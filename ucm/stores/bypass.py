@@ -22,10 +22,11 @@ from typing import Any, Final
 import attrs
 
 from ucm.blocks import PackedKey
-from ucm.errors import StoreBypassedError, StoreUnavailableError
+from ucm.errors import StoreBypassedError, StoreUnavailableError, text_of
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
+from ucm.stores.leases import told_count, told_each
 from ucm.stores.wrap import WrapperStore
 from ucm.threads import SYSTEM
 from ucm.tracing import STORE_ANSWERS, STORE_BYPASSED, Log
@@ -78,15 +79,19 @@ def _asks(verb: str) -> Callable[..., Any]:
             )
         try:
             answer = getattr(self.inner, verb)(keys, *more)
-            is_wrong = counts and answer not in range(num_keys + 1)
-            if is_wrong or (tells_each and len(answer) != num_keys):
-                raise ValueError(f"{verb} told {answer!r:.80}")  # noqa: TRY301 - a call less
-        except StoreUnavailableError as exc:
-            self._judge(Reason.UNAVAILABLE, str(exc))
+            is_plain = type(answer) is (int if counts else list)  # a call less
+            if counts and not (is_plain and 0 <= answer <= num_keys):
+                answer = told_count(verb, answer, num_keys)
+            elif tells_each and not (is_plain and len(answer) == num_keys):
+                answer = told_each(verb, answer, num_keys)
+        except (KeyboardInterrupt, SystemExit):  # the engine's own, by a signal
             raise
-        except Exception as exc:  # it would end the engine
-            told = f"{type(exc).__name__}: {exc}"
+        except BaseException as exc:  # it would end the engine
+            is_ours = type(exc) is StoreUnavailableError
+            told = str(exc) if is_ours else text_of(exc)
             self._judge(Reason.UNAVAILABLE, told)
+            if isinstance(exc, StoreUnavailableError):
+                raise
             raise StoreUnavailableError(told) from exc
         took = self._clock() - started
         if took > _SLOW_S + _SLOW_PER_KEY_S * num_keys:

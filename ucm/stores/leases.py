@@ -3,10 +3,16 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Self
+from operator import index
+from typing import Any, Self
 
 from ucm.blocks import PackedKey
-from ucm.errors import BlockCorruptError, BlockNotFoundError
+from ucm.errors import (
+    BlockCorruptError,
+    BlockNotFoundError,
+    StoreUnavailableError,
+    text_of,
+)
 from ucm.plan import HostSlots
 from ucm.seals import block_checksum
 
@@ -17,6 +23,8 @@ __all__ = [
     "check_checksum",
     "check_size",
     "seals_of",
+    "told_count",
+    "told_each",
 ]
 
 
@@ -30,6 +38,36 @@ def aligned(digests: Sequence[int], keys: Sequence[PackedKey]) -> Sequence[int]:
     if len(digests) != len(keys):
         raise ValueError(f"{len(digests)} checksums for {len(keys)} blocks")
     return digests
+
+
+def told_count(what: str, told: Any, most: int) -> int:  # noqa: ANN401 - of somebody else's
+    """
+    Return how many blocks a store told, as a plain number: numpy's go to no other process.
+
+    Raises:
+        StoreUnavailableError: It is no whole number from 0 to *most*.
+    """
+    try:
+        count = int(index(told))
+    except TypeError as exc:
+        raise StoreUnavailableError(f"{what}: {text_of(exc)}") from exc
+    if not 0 <= count <= most:
+        raise StoreUnavailableError(f"{what} told {count}, of {most} blocks")
+    return count
+
+
+def told_each(what: str, told: Iterable[Any], count: int) -> list[bool]:
+    """
+    Return what a store told of each of *count* blocks, as plain values.
+
+    Raises:
+        StoreUnavailableError: It told of more or fewer.
+        TypeError: It told of none, and something else.
+    """
+    each = list(map(bool, told))
+    if len(each) != count:
+        raise StoreUnavailableError(f"{what} told of {len(each)} blocks, not {count}")
+    return each
 
 
 def seals_of(

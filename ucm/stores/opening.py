@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from sys import maxsize
 from typing import Final
 
 from ucm.config import StoreConfig
@@ -10,6 +11,7 @@ from ucm.errors import ConfigError
 from ucm.metrics import Counters
 from ucm.registry import load_class
 from ucm.stores.abc import Store, StoreGrowth, StoreStats
+from ucm.stores.leases import told_count
 from ucm.tracing import STORE_GROWN, STORE_SHORT, Log
 
 __all__ = ["growth_teller", "open_store", "place_of", "tell_store"]
@@ -55,7 +57,12 @@ def place_of(config: StoreConfig) -> str:
 
 
 def tell_store(counters: Counters, stats: StoreStats) -> None:
-    """Tell metrics how a store stands; for one process of those that use it."""
+    """
+    Tell metrics how a store stands; for one process of those that use it.
+
+    Raises:
+        StoreUnavailableError: A store of others tells something else than numbers.
+    """
     for name, value in (
         ("capacity_parts", stats.capacity_blocks),
         ("committed_parts", stats.committed_blocks),
@@ -63,13 +70,14 @@ def tell_store(counters: Counters, stats: StoreStats) -> None:
         ("capacity_bytes", stats.capacity_bytes),
         ("populated_bytes", stats.populated_bytes),
     ):
-        counters.set(f"ucm_store_{name}", value)
+        counters.set(f"ucm_store_{name}", told_count(name, value, maxsize))
     for name, total in (
         ("evicted", stats.evicted_blocks_total),
         ("curbed", stats.curbed_blocks_total),
         ("over_share", stats.over_share_blocks_total),
     ):
-        counters.reach(f"ucm_store_{name}_parts_total", total)
+        known = told_count(name, total, maxsize)
+        counters.reach(f"ucm_store_{name}_parts_total", known)
 
 
 def growth_teller(log: Log) -> Callable[[StoreGrowth], None]:

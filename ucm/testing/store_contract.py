@@ -12,6 +12,7 @@ import threading
 from abc import abstractmethod
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 
@@ -297,6 +298,20 @@ class StoreContract(RoomContract):
             assert len(store.fates(keys[:3])) == 3
         save(store, make_keys(2, first=20))
         assert store.match(keys) == NUM_BLOCKS - 2
+
+    def test_numbers_are_plain_ones(self, store: Store) -> None:
+        """What a store tells goes to other processes, where numpy's numbers cannot be sent."""
+        keys = make_keys(2)
+        with store.reserve(keys[:1], BLOCK_BYTES) as lease:
+            fill(lease)
+            told: list[object] = [lease.num_stored, lease.commit()]
+        told += [store.match(keys), store.capabilities.max_block_bytes]
+        told += attrs.astuple(store.stats())
+        there: object = store.contains(keys)
+        assert isinstance(there, list)
+        assert [bool] * 2 == [type(each) for each in there]
+        told.append(store.forget(keys))
+        assert {int} == {type(each) for each in told}, told
 
     # -- forgetting -------------------------------------------------------------
 
