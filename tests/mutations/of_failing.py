@@ -76,7 +76,7 @@ FAILING = (
     Mutant(
         name="untold_error_ends_the_thread",
         why="An error of a host's that cannot say what it is ends all saves.",
-        file="ucm/pipeline/outcomes.py",
+        file="ucm/errors.py",
         find="        return type(error).__name__\n",
         replace="        raise\n",
         killers=(

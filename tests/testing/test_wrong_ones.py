@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import attrs
 import numpy as np
 import pytest
 
@@ -17,6 +18,7 @@ from ucm.backends.envelope import Envelope
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.devices.cpu import CPUDevice
 from ucm.devices.events import DoneFence
+from ucm.errors import LeaseExpiredError
 from ucm.stores.leases import seals_of
 from ucm.stores.memory import MemoryStore
 from ucm.testing.backend_contract import BLOCK
@@ -135,9 +137,96 @@ class _Short(MemoryStore):
         return []
 
 
+class _AsTheyLie(MemoryStore):
+    """Gives the slots of a read in the order in which they lie, and verifies its own."""
+
+    def read(self, keys: Any) -> Any:
+        """Sort them."""
+        lease, own = super().read(keys), super().read(keys)
+        lease.slots = attrs.evolve(lease.slots, slots=np.sort(lease.slots.slots))
+        lease.verify = own.verify  # type: ignore[method-assign]
+        return lease
+
+
+class _FewVerified(MemoryStore):
+    """Verifies the first two blocks of those it is asked for."""
+
+    def read(self, keys: Any) -> Any:
+        """Leave out the others."""
+        lease = super().read(keys)
+        verify = lease.verify
+        lease.verify = lambda start, stop: verify(start, min(start + 2, stop))  # type: ignore[method-assign]
+        return lease
+
+
+class _OnceVerified(MemoryStore):
+    """Verifies each key once, whatever is stored there later."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self._seen: set[bytes] = set()
+
+    def read(self, keys: Any) -> Any:
+        """Leave out what is known."""
+        lease = super().read(keys)
+        verify = lease.verify
+
+        def look(start: int, stop: int) -> None:
+            for at in range(start, stop):
+                if lease.keys[at] not in self._seen:
+                    verify(at, at + 1)
+                    self._seen.add(lease.keys[at])
+
+        lease.verify = look  # type: ignore[method-assign]
+        return lease
+
+
+class _FirstRechecked(MemoryStore):
+    """Looks at the first slot of a lease only, behind its copy."""
+
+    def read(self, keys: Any) -> Any:
+        """Have the others be as they may."""
+        lease, first = super().read(keys), super().read(keys[:1])
+        lease.recheck = first.recheck  # type: ignore[method-assign]
+        return lease
+
+
+class _OneLease(MemoryStore):
+    """Ends a read as another one begins."""
+
+    _last: Any = None
+
+    def read(self, keys: Any) -> Any:
+        """End the last one."""
+        if self._last is not None:
+            self._last.close()
+        self._last = super().read(keys)
+        return self._last
+
+
+class _OfNumpy(MemoryStore):
+    """Counts by numpy."""
+
+    def publish(self, *lease: Any) -> Any:
+        """Count."""
+        return np.int64(super().publish(*lease))
+
+
 @pytest.mark.parametrize(
     ("kind", "broken"),
     [
+        (
+            _AsTheyLie,
+            stores.TestMemoryStore.test_blocks_come_in_the_order_in_which_they_are_asked_for,
+        ),
+        (
+            _OneLease,
+            stores.TestMemoryStore.test_blocks_come_in_the_order_in_which_they_are_asked_for,
+        ),
+        (_FewVerified, stores.TestMemoryStore.test_each_block_of_a_read_is_verified),
+        (_OnceVerified, stores.TestMemoryStore.test_each_block_of_a_read_is_verified),
+        (_FirstRechecked, stores.TestMemoryStore.test_recycled_slots_are_told),
+        (_OfNumpy, stores.TestMemoryStore.test_numbers_are_plain_ones),
         (
             _SealsLate,
             stores.TestMemoryStore.test_bytes_that_change_behind_their_seal_are_not_served,
@@ -154,9 +243,12 @@ class _Short(MemoryStore):
 def test_store_that_is_none_fails(
     kind: type[MemoryStore], broken: Callable[..., Any], monkeypatch: Any
 ) -> None:
-    """What is visible is not what was sealed, or a device or a scheduler is told wrong."""
+    """What is visible or read is not what was sealed, or a device or a scheduler is told wrong."""
     monkeypatch.setattr("ucm.testing.store_contract._LIMIT_S", 0.0)
-    with kind(NUM_BLOCKS, BLOCK_BYTES) as store, pytest.raises(AssertionError):
+    with (
+        kind(NUM_BLOCKS, BLOCK_BYTES) as store,
+        pytest.raises((AssertionError, pytest.fail.Exception, LeaseExpiredError)),
+    ):
         broken(stores.TestMemoryStore(), store)
 
 

@@ -187,6 +187,34 @@ class StoreContract(RoomContract):
                 lease.verify(0, 2)
         assert caught.value.key == keys[1]
 
+    def test_each_block_of_a_read_is_verified(self, store: Store) -> None:
+        """Wherever it stands, and each time that it was stored: one that was right is no proof."""
+        keys = make_keys(5)
+        assert save(store, keys) == len(load(store, keys))
+        for at, key in enumerate(keys):
+            store.forget([key])
+            save(store, [key])
+            self.put_raw(store, key, payload(make_keys(1, first=9)[0]))
+            with store.read(keys) as lease:
+                for start in (0, at):
+                    with pytest.raises(BlockCorruptError) as caught:
+                        lease.verify(start, 5)
+                    assert caught.value.key == key
+            self.put_raw(store, key, payload(key))
+        assert [payload(key) for key in keys] == load(store, keys)
+
+    def test_blocks_come_in_the_order_in_which_they_are_asked_for(
+        self, store: Store
+    ) -> None:
+        """Not in that in which they lie; and a lease goes on beside others."""
+        keys = make_keys(NUM_BLOCKS)
+        save(store, keys)
+        mixed = [keys[at] for at in (5, 0, 7, 2, 6, 1)]
+        with store.read(keys[3:5]) as other:
+            assert [payload(key) for key in mixed] == load(store, mixed)
+            other.verify(0, 2)
+            other.recheck()
+
     def test_bytes_that_change_behind_their_seal_are_not_served(
         self, store: Store
     ) -> None:
@@ -249,6 +277,8 @@ class StoreContract(RoomContract):
             assert lease.recycled() == [False] * 3
             store.forget(keys[1:2])
             assert lease.recycled()[1]
+            with pytest.raises(BlockNotFoundError):
+                lease.recheck()
 
     def test_seals_are_the_checksums_that_travel(self, store: Store) -> None:
         """Writer and reader are told what seals a block elsewhere, too."""
