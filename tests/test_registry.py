@@ -57,16 +57,62 @@ class TestLoadClass:
         )
         assert MemoryStore is load_class(GROUP, "memory", "store.type")
 
-    @pytest.mark.parametrize("value", ["no_such_package:Store", "ucm.no_such:Store"])
-    def test_missing_package_is_named_with_the_extra_to_install(
-        self, registered, value
+    @pytest.mark.parametrize(
+        ("value", "remedy"),
+        [
+            ("no_such_package:Store", "Install what no_such_package:Store needs"),
+            ("ucm.no_such:Store", ": pip install '.[mooncake]'."),
+        ],
+    )
+    def test_missing_package_is_named_with_what_to_install(
+        self, registered, value, remedy
     ):
-        """A registered name whose packages are missing says what to install."""
+        """A registered name whose packages are missing says what to install: an extra of
+        ours where the name is ours."""
         registered(mooncake=value)
         with pytest.raises(ConfigError) as caught:
             load_class(GROUP, "mooncake", "store.type")
-        assert caught.value.remedy.endswith(": pip install '.[mooncake]'.")
+        assert remedy in caught.value.remedy
         assert isinstance(caught.value.__cause__, ImportError)
+
+    @pytest.mark.parametrize(
+        ("text", "error"),
+        [
+            ("class Renamed: ...", AttributeError),
+            ("class Store(", SyntaxError),
+            ("raise RuntimeError('no licence')", RuntimeError),
+        ],
+    )
+    def test_whatever_a_plug_in_raises_is_a_wrong_setting(
+        self, registered, monkeypatch, tmp_path, text, error
+    ):
+        """As of another release, whose class has another name: an agent started again and again
+        over it, and a doctor ended."""
+        (tmp_path / f"ucm_odd_{error.__name__}.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        registered(odd=f"ucm_odd_{error.__name__}:Store")
+        with pytest.raises(ConfigError, match=error.__name__) as caught:
+            load_class(GROUP, "odd", "store.type")
+        assert isinstance(caught.value.__cause__, error)
+
+    def test_name_that_several_registered_is_nobodys(self, monkeypatch):
+        """A plug-in that took a name of ours was opened in its place, or was not, by where it lay."""
+        values = ["other:Store", "ucm.stores.memory:MemoryStore"]
+        for named in (values, values[::-1], values[1:] * 2):
+            points = metadata.EntryPoints(
+                metadata.EntryPoint("memory", value, GROUP) for value in named
+            )
+            monkeypatch.setattr(
+                registry,
+                "entry_points",
+                lambda points=points, **of: points.select(**of),
+            )
+            if len(set(named)) == 1:  # one that is seen twice
+                assert MemoryStore is load_class(GROUP, "memory", "store.type")
+                continue
+            with pytest.raises(ConfigError, match="more than once") as caught:
+                load_class(GROUP, "memory", "store.type")
+            assert str(values) in caught.value.problem
 
     def test_what_is_no_class_is_refused(self, registered, monkeypatch):
         """An entry point that leads to something else is refused."""

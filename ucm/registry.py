@@ -2,10 +2,15 @@
 """Name to class for stores, backends and devices, through entry points and only on demand."""
 
 from importlib.metadata import entry_points
+from typing import Final
 
-from ucm.errors import ConfigError
+from ucm.errors import ConfigError, text_of
 
 __all__ = ["how_to_install", "load_class", "registered"]
+
+
+_OURS: Final = "ucm."
+"""Modules of this package."""
 
 
 def how_to_install(extra: str) -> str:
@@ -28,21 +33,26 @@ def load_class(group: str, name: str, key: str) -> type:
         key: Setting that asked for it, for the error.
 
     Raises:
-        ConfigError: Nobody registered the name, or its packages are not installed.
+        ConfigError: Nobody registered the name, or several did; or it cannot be imported, as its
+            packages are not installed, or for whatever else a plug-in raises.
     """
-    for point in entry_points(group=group):
-        if point.name != name:
-            continue
-        try:
-            loaded = point.load()
-        except ImportError as exc:
-            raise ConfigError(
-                key,
-                name,
-                f"cannot be imported ({exc})",
-                how_to_install(name),
-            ) from exc
-        if not isinstance(loaded, type):
-            raise ConfigError(key, name, "is not a class", "Mend its entry point.")
-        return loaded
-    raise ConfigError(key, name, "unknown name", f"Registered: {registered(group)}.")
+    named = [point for point in entry_points(group=group) if point.name == name]
+    found = {point.value: point for point in named}
+    if not found:
+        remedy = f"Registered: {registered(group)}."
+        raise ConfigError(key, name, "unknown name", remedy)
+    if len(found) > 1:  # whose comes first is a matter of where it lies
+        problem = f"is registered more than once, as {sorted(found)}"
+        raise ConfigError(key, name, problem, "Uninstall all but one.")
+    ((value, point),) = found.items()
+    try:
+        loaded = point.load()
+    except Exception as exc:  # a plug-in may raise anything as it is imported
+        remedy = f"Install what {value} needs, or another release of it."
+        if value.startswith(_OURS):
+            remedy = how_to_install(name)
+        problem = f"cannot be imported ({text_of(exc)})"
+        raise ConfigError(key, name, problem, remedy) from exc
+    if not isinstance(loaded, type):
+        raise ConfigError(key, name, "is not a class", "Mend its entry point.")
+    return loaded

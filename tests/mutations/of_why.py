@@ -35,7 +35,7 @@ WHY = (
         name="store_that_cannot_say_why_ends_the_engine",
         why="R-71: what became of a block is asked on the scheduler's thread, of any store.",
         file=_MISSES,
-        find="        except Exception as exc:  # noqa: BLE001 - a store of others, on the engine's thread\n",
+        find="        except BaseException as exc:  # noqa: BLE001 - a store of others, on the engine's thread\n",
         replace="        except TimeoutError as exc:\n",
         killers=(
             "tests/scheduler/test_misses.py::TestOffers::test_store_that_cannot_say_why_ends_nobody",
