@@ -217,7 +217,7 @@ HOSTS = (
         find="pip install '.[{extra}]'",
         replace="pip install 'ucm[{extra}]'",
         killers=(
-            "tests/test_registry.py::TestLoadClass::test_missing_package_is_named_with_the_extra_to_install",
+            "tests/test_registry.py::TestLoadClass::test_missing_package_is_named_with_what_to_install",
         ),
     ),
     Mutant(

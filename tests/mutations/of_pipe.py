@@ -55,8 +55,8 @@ PIPE = (
         name="lost_blocks_counted_as_stored",
         why="Blocks that nobody has are counted as such that the store had before.",
         file=_SAVE,
-        find="len(lease.keys) - len(granted) - committed",
-        replace="len(lease.keys) - committed",
+        find="int(lease.num_stored) + left - committed",
+        replace="int(lease.num_stored) + len(lease.keys) - committed",
         killers=(f"{_FENCE}::test_block_lost_under_its_copy_costs_only_itself",),
     ),
     Mutant(

@@ -5,7 +5,8 @@ The face for hosts without a loop: the same verbs, as calls that block.
 A host whose thread may not wait, as it runs an engine's steps, begins things and looks whether they are
 over: ``begin_load``, ``begin_contains``, ``begin_prefetch``, ``save``; ``when_over`` spares it looks.
 
-Threading: all of it from any thread, also at once.
+Threading: all of it from any thread, also at once; not from a signal's handler or ``__del__``,
+which may cut in amid a call on the same thread.
 """
 
 import contextlib
