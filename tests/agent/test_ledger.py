@@ -125,6 +125,22 @@ class TestFollow:
         follower.follow()
         assert [(0, 0, hash_at(2))] == list(follower.there)
 
+    def test_listing_looks_at_no_block_of_another_key_space(self) -> None:
+        """R-57: a million blocks of other models cost who follows one of them nothing."""
+
+        class Untouched(bytes):
+            def startswith(self, *_: object) -> bool:
+                raise AssertionError("it is of another key space")
+
+        ledger, follower = Ledger(1), Follower()
+        ledger.stored(0, Untouched(key_of(1, digest=OTHER)))
+        ledger.stored(0, key_of(2))
+        follower.join(ledger)
+        follower.follow()
+        assert [(0, 0, hash_at(2))] == list(follower.there)
+        ledger.removed(0, key_of(1, digest=OTHER))
+        assert 1 == ledger.told()["blocks"]
+
     def test_listing_comes_in_batches(self) -> None:
         """R-57: a reader that begins is told all, some of it at a time."""
         ledger, follower = Ledger(1), Follower()

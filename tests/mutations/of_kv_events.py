@@ -109,7 +109,7 @@ KV_EVENTS = (
         name="ledger_without_bound",
         why="The agent's memory grows with a tier of any size.",
         file=_LEDGER,
-        find="if not media and len(self._there) >= self._most_blocks:",
+        find="if not media and self._num_blocks >= self._most_blocks:",
         replace="if False:",
         killers=(f"{_FOLLOWS}::test_more_than_it_can_know_is_counted",),
     ),

@@ -11,7 +11,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from ucm.agent.core import AgentCore, Forgetting
 from ucm.agent.hits import Hits
-from ucm.agent.ledger import Ledger, Reader
+from ucm.agent.ledger import PREFIX_BYTES, Ledger, Reader
 from ucm.agent.protocol import (
     FRAME_HEADER,
     LONGEST_S,
@@ -50,7 +50,6 @@ _SHORTEST, _LONGEST = 29, 85
 """Bytes of packed keys."""
 _MOST_SAID: Final = 14 << 10
 """Bytes of a description; so many fit into a frame that a batch of them does."""
-_PREFIX_BYTES: Final = 17
 _LAST_TENANT: Final = (1 << 32) - 1
 _GONE: Final = (
     *(TimeoutError, anyio.IncompleteRead),
@@ -231,7 +230,7 @@ class Connection:
     def _follow(self, message: Follow, tasks: TaskGroup) -> None:
         number, scope = self._following
         if message.number != number or self._reader is None:
-            if len(message.prefix) != _PREFIX_BYTES:
+            if len(message.prefix) != PREFIX_BYTES:
                 raise MessageError("a key space that is none of ours")
             scope.cancel()
             if self._reader is not None:

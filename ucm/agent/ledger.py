@@ -19,7 +19,7 @@ Pure, and on the agent's loop. Nothing of it costs anything before the first rea
 
 import itertools
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -29,7 +29,7 @@ import msgspec
 from ucm.agent.protocol import Entry
 from ucm.blocks import PackedKey, block_of
 
-__all__ = ["AT_ONCE", "Batch", "Ledger", "Reader"]
+__all__ = ["AT_ONCE", "PREFIX_BYTES", "Batch", "Ledger", "Reader"]
 
 _MOST_BLOCKS: Final = 1 << 20
 """Of all media; more are not told of."""
@@ -37,6 +37,9 @@ _MOST_CHANGES: Final = 1 << 16
 _MOST_SAID_BYTES: Final = 64 << 20
 AT_ONCE: Final = 512
 """Entries of one batch, at most."""
+PREFIX_BYTES: Final = 17
+"""Of a key those that say which key space it is of."""
+_NOTHING: Final[Mapping[PackedKey, int]] = {}
 _LISTED_SHARE: Final = 8
 """Of a listing's batch one part in so many lists, whatever changes meanwhile."""
 
@@ -85,8 +88,9 @@ class Ledger:
     ) -> None:
         self._num_media = num_media
         self._most_blocks = most_blocks
-        self._there: dict[PackedKey, int] = {}
-        """By key a bit for each medium."""
+        self._there: dict[bytes, dict[PackedKey, int]] = {}
+        """By key space, and then by key, a bit for each medium."""
+        self._num_blocks = 0
         self._guesses = 0
         """A bit for each medium of which it is not known what it lets go."""
         self._guessed: OrderedDict[PackedKey, None] = OrderedDict()
@@ -111,7 +115,7 @@ class Ledger:
     def told(self) -> dict[str, int]:
         """Return the counts as plain values."""
         return {
-            "blocks": len(self._there),
+            "blocks": self._num_blocks,
             "changes": self.num_changes,
             "described": len(self._said),
             "untold": self.num_untold,
@@ -136,12 +140,12 @@ class Ledger:
 
     def stored(self, medium: int, key: PackedKey) -> None:
         """Take note that a medium has a block."""
-        media = self._there.get(key, 0)
+        media = self._media_of(key)
         if media >> medium & 1:
             if key in self._guessed:
                 self._guessed.move_to_end(key)
             return
-        if not media and len(self._there) >= self._most_blocks:
+        if not media and self._num_blocks >= self._most_blocks:
             if not self._guessed:
                 self.num_untold += 1
                 return
@@ -151,7 +155,7 @@ class Ledger:
 
     def removed(self, medium: int, key: PackedKey) -> None:
         """Take note that a medium has a block no more, if it had it."""
-        media = self._there.get(key, 0)
+        media = self._media_of(key)
         if not media >> medium & 1:
             return
         self._put(key, media & ~(1 << medium))
@@ -160,10 +164,14 @@ class Ledger:
     def _put(self, key: PackedKey, media: int) -> None:
         """Write down which media have a block."""
         self._guessed.pop(key, None)
+        there = self._there.setdefault(key[:PREFIX_BYTES], {})
+        self._num_blocks += bool(media) - (key in there)
         if not media:
-            del self._there[key]
+            del there[key]
+            if not there:
+                del self._there[key[:PREFIX_BYTES]]
             return
-        self._there[key] = media
+        there[key] = media
         if not media & ~self._guesses:
             self._guessed[key] = None
 
@@ -261,18 +269,21 @@ class Ledger:
         Each block is told of as it is when its turn comes: what happens meanwhile is
         among the changes as well.
         """
-        keys = list(self._there)  # in one go, and nothing else is
+        keys = list(self._there.get(prefix, ()))  # in one go, and nothing else is
         return (
             self.entry(_Change(medium, is_stored=True, key=key))
             for key in keys
-            if key.startswith(prefix)
             for medium in range(self._num_media)
             if self.has(medium, key)
         )
 
     def has(self, medium: int, key: PackedKey) -> bool:
         """Return whether a medium has a block."""
-        return bool(self._there.get(key, 0) >> medium & 1)
+        return bool(self._media_of(key) >> medium & 1)
+
+    def _media_of(self, key: PackedKey) -> int:
+        """Return a bit for each medium that has a block."""
+        return self._there.get(key[:PREFIX_BYTES], _NOTHING).get(key, 0)
 
 
 class Reader:
