@@ -98,7 +98,6 @@ class Mirror:
         self._bits = {shard: 1 << at for at, shard in enumerate(shards)}
         self._all = (1 << len(self._bits)) - 1
         self._media: dict[int, dict[bytes, _Block]] = {}
-        self._is_again = False
         self._tells_again = False
 
     def __len__(self) -> int:
@@ -117,13 +116,12 @@ class Mirror:
                     yield self._news(medium, name, block, is_stored=False)
 
     def tell_again(self) -> None:
-        """With the next listing tell of all that is there, told or not."""
-        self._is_again = True
+        """With the next listing that comes to its end tell of all that is there, told or not."""
+        self._tells_again = True
 
     def apply(self, told: Told) -> Iterator[News]:
         """Yield what is new, in order; to be read to its end."""
         if told.begins:
-            self._tells_again, self._is_again = self._is_again, False
             for blocks in self._media.values():
                 for block in blocks.values():
                     block.parts = 0
