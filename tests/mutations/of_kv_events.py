@@ -178,6 +178,16 @@ KV_EVENTS = (
         killers=(_EXACT,),
     ),
     Mutant(
+        name="all_that_is_gone_is_told_in_one_go",
+        why="Where a listing leaves out a million blocks, no answer of the agent is heard for seconds.",
+        file=_TELLER,
+        find="list(itertools.islice(self._news, _MOST_NEWS))",
+        replace="list(self._news)",
+        killers=(
+            "tests/integration/vllm/test_kv_events_many.py::test_listing_that_ends_without_many_blocks_keeps_nobody_waiting",
+        ),
+    ),
+    Mutant(
         name="cleared_cache_is_not_told_again",
         why="After reset_prefix_cache a router knows nothing of what is below the engine.",
         file=_MIRROR,

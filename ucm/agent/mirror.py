@@ -120,7 +120,11 @@ class Mirror:
         self._tells_again = True
 
     def apply(self, told: Told) -> Iterator[News]:
-        """Yield what is new, in order; to be read to its end."""
+        """
+        Yield what is new, in order; to be read to its end before the next.
+
+        What is left unread is in the listing that begins anew, if that is the next.
+        """
         if told.begins:
             for blocks in self._media.values():
                 for block in blocks.values():
@@ -151,7 +155,7 @@ class Mirror:
         block_hash = block.told or hash_of(key)
         if content is not None:
             if block.told not in (None, content.block_hash):
-                yield self._news(medium, name, block, is_stored=False)
+                yield self._gone(medium, name, block)
             block_hash = content.block_hash
         block.told, block.is_bare = block_hash, content is None
         yield self._news(medium, name, block, is_stored=True, said=content)
@@ -162,26 +166,27 @@ class Mirror:
         if (block := blocks.get(name)) is None:
             return
         block.parts &= ~self._bits.get(shard_of(key), 0)
-        if block.told is not None:
-            yield self._news(medium, name, block, is_stored=False)
-            block.told = None
         if not block.parts:
             del blocks[name]
+        if block.told is not None:
+            yield self._gone(medium, name, block)
 
     def _sweep(self) -> Iterator[News]:
         """Tell of what a listing left out."""
         for medium, blocks in self._media.items():
-            gone = [
-                (name, block)
-                for name, block in blocks.items()
-                if block.parts != self._all
-            ]
-            for name, block in gone:
-                if block.told is not None:
-                    yield self._news(medium, name, block, is_stored=False)
-                    block.told = None
-                if not block.parts:
+            whole = self._all
+            gone = [name for name, block in blocks.items() if block.parts != whole]
+            for name in gone:
+                if not (block := blocks[name]).parts:
                     del blocks[name]
+                if block.told is not None:
+                    yield self._gone(medium, name, block)
+
+    def _gone(self, medium: int, name: bytes, block: _Block) -> News:
+        """Return that a block is gone, which was told of; from now on it is not."""
+        news = self._news(medium, name, block, is_stored=False)
+        block.told = None
+        return news
 
     def _news(
         self,

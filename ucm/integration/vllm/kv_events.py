@@ -15,8 +15,9 @@ scheduler thread, and cost it no more for a request of many blocks than for one 
 is the client's.
 """
 
+import itertools
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -35,6 +36,8 @@ __all__ = ["EventTeller", "NoTeller", "open_teller"]
 
 _MOST_READY: Final = 8
 """Batches that wait for the engine's next step."""
+_MOST_NEWS: Final = 1024
+"""Of one batch; a listing may end with a million blocks that are gone."""
 _MOST_SUBJECTS: Final = 1024
 """Requests that wait for an agent to be told of."""
 _MOST_DESCRIBED: Final = 1 << 16
@@ -139,6 +142,8 @@ class EventTeller(NoTeller):
         self._ready: deque[_Ready] = deque()
         # The client's thread alone:
         self._mirror = Mirror(shards)
+        self._news: Iterator[News] | None = None
+        """What was told and is not made events of; None: nothing."""
         self._tiers: tuple[str, ...] = ()
         self._number = 0
         self._is_asked = False
@@ -201,7 +206,7 @@ class EventTeller(NoTeller):
                 self._counters.add(_BLOCKS, count, event=event)
         if events:
             self._idle_since, self._patience_s = None, _TAIL_S
-            self._client.call(self._ask)
+            self._client.call(self._go_on)
         return events
 
     def __len__(self) -> int:
@@ -228,8 +233,19 @@ class EventTeller(NoTeller):
         """Make events of what the agent tells."""
         if told.number != self._number:
             return  # of another key space
-        self._is_asked = False
-        self._tell(list(self._mirror.apply(told)))
+        self._news = self._mirror.apply(told)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Make events of some of what was told, as long as there is room; others come in between."""
+        if self._news is not None:
+            if len(self._ready) >= _MOST_READY:
+                return
+            self._tell(news := list(itertools.islice(self._news, _MOST_NEWS)))
+            if len(news) == _MOST_NEWS:
+                self._client.call(self._go_on)
+                return
+            self._news, self._is_asked = None, False
         self._ask()
 
     def _tell(self, news: Sequence[News]) -> None:
@@ -242,7 +258,7 @@ class EventTeller(NoTeller):
 
     def _follow_anew(self) -> None:
         self._number += 1
-        self._is_asked = False
+        self._news, self._is_asked = None, False
         self._ask()
 
     def _ask(self) -> None:
