@@ -253,8 +253,9 @@ class TestFindings:
     def test_other_stores_are_not_looked_at(self):
         """There is nothing to look at, and it is said so."""
         extra = {ENGINE: {"store": {"type": "null"}}}
-        transfer = json.dumps({"kv_load_failure_policy": "recompute", **extra})
-        assert [] == examined(transfer=transfer)
+        names = {"kv_connector": "UCMConnector", "kv_role": "kv_both"}
+        transfer = {**names, "kv_load_failure_policy": "recompute", **extra}
+        assert [] == examined(transfer=json.dumps(transfer))
 
 
 class TestModel:

@@ -6,6 +6,7 @@ import pytest
 from ucm.doctor.engine import EngineFacts, check_engine
 from ucm.doctor.findings import Severity
 
+MODULE = "kv_connector_module_path"
 ROLE = {"kv_connector": "UCMConnector", "kv_role": "kv_both"}
 GOOD_POLICY = {"kv_load_failure_policy": "recompute"}
 GOOD = {**ROLE, **GOOD_POLICY}
@@ -40,6 +41,25 @@ def test_policy_that_ends_requests_is_found_also_as_the_default(transfer):
     """H-13: vLLM's default fails a request whose load fails; the remedy is a line."""
     (text,) = found(transfer=transfer)
     assert '"kv_load_failure_policy": "recompute"' in text
+
+
+@pytest.mark.parametrize(
+    ("transfer", "key"),
+    [
+        ({"kv_role": "kv_both", **GOOD_POLICY}, "kv_connector="),
+        ({**GOOD, MODULE: "ucm.integration.vllm.uc_connector"}, f"{MODULE}="),
+        ({**GOOD, MODULE: "ucm.of.others"}, f"{MODULE}="),
+        ({**GOOD, MODULE: "no_such_package.connector"}, f"{MODULE}="),
+        ({**GOOD, MODULE: ""}, f"{MODULE}="),
+        ({**GOOD, MODULE: "ucm.integration.vllm.ucm_connector"}, ""),
+        ({**GOOD, MODULE: None}, ""),
+    ],
+)
+def test_connector_that_an_engine_does_not_find_is_found(transfer, key):
+    """C.5: an engine to which none is named serves without ucm and without a word, and one
+    whose connector's module is not there does not start."""
+    texts = found(transfer=transfer)
+    assert [key] * bool(key) == [key for text in texts if text.startswith(key)]
 
 
 @pytest.mark.parametrize(

@@ -277,4 +277,24 @@ REFUSING = (
             "tests/agent/test_node.py::TestMain::test_tier_that_would_be_ended_before_it_gives_up_is_one_line",
         ),
     ),
+    Mutant(
+        name="engine_without_us_called_well",
+        why="C.5: an engine that was told of no connector serves without ucm, and nobody says so.",
+        file="ucm/doctor/engine.py",
+        find="    if _NAME not in transfer:\n",
+        replace="    if False:\n",
+        killers=(
+            "tests/doctor/test_engine.py::test_connector_that_an_engine_does_not_find_is_found",
+        ),
+    ),
+    Mutant(
+        name="module_unlooked_for",
+        why="An engine whose connector's module is not there is called well, and does not start.",
+        file="ucm/doctor/engine.py",
+        find="    if module is not None and not _is_there(str(module)):\n",
+        replace="    if False:\n",
+        killers=(
+            "tests/doctor/test_engine.py::test_connector_that_an_engine_does_not_find_is_found",
+        ),
+    ),
 )

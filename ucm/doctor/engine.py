@@ -3,19 +3,28 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 
 import attrs
 
+from ucm.configuration.engine import CONNECTOR
 from ucm.doctor.findings import Finding, fine, note, refused, warning, wrong
 from ucm.errors import ConfigError
 from ucm.integration.vllm.modes import ROLES
 from ucm.integration.vllm.preflight import FIXED_HASHES_SINCE, SUPPORTED, check_hashes
 
-__all__ = ["EngineFacts", "check_engine", "check_policy", "check_role"]
+__all__ = [
+    "EngineFacts",
+    "check_connector",
+    "check_engine",
+    "check_policy",
+    "check_role",
+]
 
 _POLICY = "kv_load_failure_policy"
 _POLICIES = ["recompute", "fail"]
 _ROLE = "kv_role"
+_NAME, _MODULE = "kv_connector", "kv_connector_module_path"
 
 
 @attrs.frozen(kw_only=True)
@@ -43,6 +52,7 @@ def check_engine(facts: EngineFacts) -> Iterator[Finding]:
     yield from _check_transfer(facts.transfer)
     if facts.transfer is not None:
         try:
+            check_connector(facts.transfer)
             check_role(facts.transfer)
         except ConfigError as exc:
             yield refused("engine", exc)
@@ -98,6 +108,31 @@ def check_policy(transfer: Mapping[str, object]) -> None:
         raise ConfigError(_POLICY, policy, "unknown value", remedy)
 
 
+def check_connector(transfer: Mapping[str, object]) -> None:
+    """
+    Refuse what has an engine serve without ucm, or not start since it does not find it.
+
+    Raises:
+        ConfigError: No connector is named, or a module that is not there.
+    """
+    remedy = f'Set "{_NAME}": "{CONNECTOR}".'
+    if _NAME not in transfer:
+        raise ConfigError(_NAME, None, "missing: the engine serves without ucm", remedy)
+    module = transfer.get(_MODULE)
+    if module is not None and not _is_there(str(module)):
+        remedy = "Leave it out, or use ucm.integration.vllm.ucm_connector."
+        raise ConfigError(_MODULE, module, "there is no such module here", remedy)
+
+
+def _is_there(module: str) -> bool:
+    """Return whether a module can be found; of a package of others only that is looked for."""
+    package = module.partition(".")[0]
+    try:
+        return find_spec(module if package == "ucm" else package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
 def check_role(transfer: Mapping[str, object]) -> None:
     """
     Refuse a role that an engine does not know, or none beside a connector.
@@ -105,7 +140,7 @@ def check_role(transfer: Mapping[str, object]) -> None:
     Raises:
         ConfigError: Names those that there are.
     """
-    is_needed = "kv_connector" in transfer
+    is_needed = _NAME in transfer
     role = transfer.get(_ROLE, None if is_needed else "kv_both")
     if role not in [*ROLES]:
         problem = "unknown value" if _ROLE in transfer else "missing"

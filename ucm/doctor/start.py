@@ -13,7 +13,7 @@ from typing import Final
 
 from ucm.agent.joining import check_tiers
 from ucm.config import LogConfig, StoreConfig, UCMConfig
-from ucm.doctor.engine import check_policy, check_role
+from ucm.doctor.engine import check_connector, check_policy, check_role
 from ucm.doctor.place import within
 from ucm.doctor.tiers import read_tier
 from ucm.errors import ConfigError
@@ -38,6 +38,7 @@ def check_start(config: UCMConfig, transfer: Mapping[str, object] | None) -> Non
         ConfigError: The first thing that it would refuse.
     """
     if transfer is not None:
+        check_connector(transfer)
         check_role(transfer)
         check_policy(transfer)
     check_store_type(config.store)
