@@ -28,6 +28,7 @@ _ADAPTERS = "tests/integration/vllm/test_adapters.py::TestLookups"
 _REASONS = "tests/integration/vllm/test_lookups.py::TestReasons"
 _HELD = "test_hit_that_somebody_else_holds_up_is_offered_whole"
 _TAKEN = "test_hit_that_the_engine_never_takes_up_is_offered_shorter"
+_SLOWER = "tests/integration/vllm/test_paying.py::TestSlower"
 _NEIGHBOURS = "tests/stores/test_neighbours.py::TestNeighbours"
 
 WHY = (
@@ -337,5 +338,25 @@ WHY = (
         find="count() >= 2 * needed + _AMPLE",
         replace="count() >= needed",
         killers=(f"{_REASONS}::{_HELD}",),
+    ),
+    Mutant(
+        name="short_hit_blamed_for_a_long_prompt",
+        why="R-71: who shares a system prompt is told that all of each prompt was there.",
+        file=_LOOKUPS,
+        find="            is_most = 2 * match.tokens >= match.wanted\n",
+        replace="            is_most = True\n",
+        killers=(
+            f"{_SLOWER}::test_hit_that_does_not_pay_is_the_reason_where_it_is_most",
+        ),
+    ),
+    Mutant(
+        name="short_hit_not_told_as_found",
+        why="R-71: tokens that were there are counted as missing.",
+        file=_LOOKUPS,
+        find="        found = len(known.weighed[0]) if is_behind else match.tokens\n",
+        replace="        found = match.tokens\n",
+        killers=(
+            f"{_SLOWER}::test_hit_that_does_not_pay_is_the_reason_where_it_is_most",
+        ),
     ),
 )

@@ -65,6 +65,23 @@ class TestSlower:
             *(line["reason"], line["found_tokens"], line["wanted_tokens"]),
         )
 
+    @pytest.mark.parametrize(
+        ("blocks", "told"),
+        [(5, ("slower", 0, 80, None)), (7, ("never_offered", 48, 112, 3))],
+    )
+    def test_hit_that_does_not_pay_is_the_reason_where_it_is_most(
+        self, tmp_path: Path, blocks: int, told: tuple[object, ...]
+    ) -> None:
+        """R-71: a short beginning that all prompts share, and that a step computes anyway, was told
+        as why the long rest of each was computed, which nobody had ever saved."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            engine.save("r", BLOCKS)
+            learn_slow_loads(engine)
+            assert 0 == ask(engine, request("s", blocks))
+        line = lines(tmp_path)[-1]
+        keys = ("reason", "found_tokens", "wanted_tokens", "block")
+        assert told == tuple(line.get(key) for key in keys)
+
     def test_hit_that_has_grown_is_decided_anew(self, tmp_path: Path) -> None:
         """R-59: what more came meanwhile, from a tier or another engine, may pay."""
         with logs_closed(), running(setup_of(tmp_path)) as engine:

@@ -5,6 +5,7 @@ What became of each request's look-up, once in each life.
 The engine asks in every step in which a request waits; the answer that counts is the one
 before it gives the request its blocks. Only of that one it is found out why it fell short.
 Whether a hit pays is decided when it is first found, and stands for as long as it is the same.
+One that is computed is the reason if it is most of what was wanted; else the block behind it is.
 
 An engine takes up a request that loads only if some blocks stay free beside it. In a memory hardly
 larger than the request they never do: it would be asked for again and again, and all behind it
@@ -98,7 +99,9 @@ class Lookups:
             if known.weighed[0] != hit:
                 known.weighed = hit, self._paying.declines(hit, now)
             if known.weighed[1]:
-                match = PrefixMatch(0, MatchReason.SLOWER, match.wanted)
+                is_most = 2 * match.tokens >= match.wanted
+                missing = None if is_most else match.missing
+                match = PrefixMatch(0, MatchReason.SLOWER, match.wanted, missing)
         known.match = match
         if match.tokens:
             self._offered = known
@@ -152,9 +155,11 @@ class Lookups:
             known.miss = None if known.life else _UNASKED
             known.life = known.life or 1
             return
+        is_behind = match.reason is MatchReason.SLOWER and match.missing is not None
+        found = len(known.weighed[0]) if is_behind else match.tokens
         known.weighed = UNWEIGHED
         known.life += 1
-        known.found_tokens, known.wanted_tokens = match.tokens, match.wanted
+        known.found_tokens, known.wanted_tokens = found, match.wanted
         computed = known.computed_tokens
         known.miss = self._misses.explain(match, computed, self._elsewhere)
         if match.reason is MatchReason.TOO_SHORT:
