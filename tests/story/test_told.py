@@ -6,9 +6,10 @@ import json
 import pytest
 
 from tests.story.logs import ended, line, missed, settled
-from ucm.integration.vllm import adapters
+from ucm.integration.vllm import adapters, lookups
 from ucm.reasons import MissReason
 from ucm.scheduler import misses, unsaved
+from ucm.scheduler.matches import MatchReason
 from ucm.settings import seconds_text, size_text
 from ucm.story.collected import collect
 from ucm.story.lines import parse
@@ -139,6 +140,7 @@ class TestReasons:
         ]
         codes += [fate.value for fate in misses._GONE]
         codes += [text for _, text in misses.SHORTFALLS.values()]
+        codes += [lookups._NO_ROOM[1], misses._DECLINED[MatchReason.LOAD_FAILED][1]]
         assert [] == [
             code for code in codes if not (DETAILS.get(code) or ENDS.get(code))
         ]

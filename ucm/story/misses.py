@@ -89,7 +89,8 @@ MISSES: Final[Mapping[str, Explained]] = {
     ),
     "slower": Explained(
         "It was there, and predicted to be loaded later than computing takes.",
-        "Nothing, or faster memory or tiers; predict_loads: false loads whatever it takes.",
+        "Nothing: up to 64 tokens a step computes beside its last one. For more, faster memory "
+        "or tiers; predict_loads: false loads whatever it takes.",
     ),
     "unkeyed": Explained(
         "It is not known what its key depends on, such as the request's adapter.",
@@ -178,7 +179,8 @@ ENDS: Final[Mapping[str, Explained]] = {
 DETAILS: Final[Mapping[str, Explained]] = {
     "wish": Explained(
         "The request that computed it asked for it not to be stored.",
-        "Leave `store: false` out of its `kv_transfer_params`.",
+        "Leave `store: false`, `forget` and `max_offload_tokens` out of its "
+        "`kv_transfer_params`.",
     ),
     "shortest_saved_tokens": Explained(
         "The request that computed it was too short to be saved.",
@@ -209,6 +211,11 @@ DETAILS: Final[Mapping[str, Explained]] = {
     "load_failed": Explained(
         "The request that computed it ended as its own load failed.",
         "Nothing: who computes it next saves it.",
+    ),
+    "a load of this request failed": Explained("A load of this request failed.", _LOOK),
+    "the engine has no room to load more": Explained(
+        "The engine's memory is hardly larger than the request, which took up less of its hit.",
+        "Give the engine more blocks: raise --gpu-memory-utilization.",
     ),
     "the loads of others fill the step's plan": Explained(
         "The loads of other requests filled the step.",
