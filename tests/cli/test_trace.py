@@ -134,6 +134,15 @@ class TestWhy:
         assert "No look-up fell short" in call("why", "--log", log)[1]
         assert [] == json.loads(call("why", "--log", log, "--json")[1])["notes"]
 
+    def test_a_run_of_which_a_part_was_not_read_is_not_said_to_have_none(
+        self, tmp_path
+    ):
+        """What was passed over may have had the miss."""
+        log = write(tmp_path / "ucm-scheduler-1.jsonl", ended("r"), missed(v=9))
+        _, out, err = call("why", "--log", log)
+        assert "No look-up fell short" in out
+        assert "1 line(s) are of another version of the schema\n" == err
+
     def test_a_miss_without_its_line_has_its_reason(self, tmp_path):
         """The line of the look-up may be rotated away; that of the request says why."""
         log = write(tmp_path / "l", ended("r", miss="queue", first_missing=2))

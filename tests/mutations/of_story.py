@@ -327,4 +327,24 @@ STORY = (
             "tests/cli/test_config.py::TestCheck::test_what_an_engine_or_its_agent_refuses_is_refused",
         ),
     ),
+    Mutant(
+        name="story_packed_files_read",
+        why="Who packs old files is told numbers of the rest as if they were all.",
+        file=_FILES,
+        find="    files = [file for file in found if not file.is_packed]\n",
+        replace="    files = found\n",
+        killers=(
+            f"{_FILE_TESTS}::TestRead::test_a_file_that_is_compressed_is_counted",
+        ),
+    ),
+    Mutant(
+        name="story_no_miss_in_what_was_not_read",
+        why="A log of another release is told as one in which nothing was missed.",
+        file=_ANSWERS,
+        find="        say_notes(notes)\n        return\n",
+        replace="        return\n",
+        killers=(
+            f"{_TRACE_TESTS}::TestWhy::test_a_run_of_which_a_part_was_not_read_is_not_said_to_have_none",
+        ),
+    ),
 )

@@ -105,6 +105,16 @@ class TestRead:
         assert [] == list(read_logs(files, reading))
         assert 1 == reading.unread_files
 
+    @pytest.mark.parametrize("suffix", [".gz", ".1.gz", ".12.zst", ".xz", ".2.bz2"])
+    def test_a_file_that_is_compressed_is_counted(self, tmp_path, suffix):
+        """Who packs old files was told numbers of the rest as if they were all."""
+        write(tmp_path / "ucm-w-1.jsonl", ended("r1"))
+        (tmp_path / f"ucm-w-1.jsonl{suffix}").write_bytes(b"\x1f\x8b\n\n")
+        lines, reading = read(tmp_path)
+        assert ["r1"] == [each.request_id for each in lines]
+        assert (1, 0) == (reading.packed_files, reading.garbage)
+        assert "1 file(s) are compressed" in " ".join(reading.notes())
+
     def test_a_file_that_is_rotated_away_meanwhile_is_counted(self, tmp_path):
         """Its lines stand under another name by then, and somebody is told."""
         present, reading = tmp_path / "ucm-w-1.jsonl", Reading()

@@ -151,6 +151,7 @@ def say_reasons(totals: Totals, notes: list[str], *, as_json: bool) -> None:
         console().print(
             "No look-up fell short, and no load failed." if is_told else NONE_LOGGED
         )
+        say_notes(notes)
         return
     shown = [(row[0], row[1], row[2], number_text(row[3]), row[4]) for row in rows]
     title = "Why tokens were computed"

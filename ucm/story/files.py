@@ -26,7 +26,8 @@ MAX_LINE: Final = 1 << 20
 MAX_FILES: Final = 4096
 """Files that are read; of more, those that were written last."""
 _NAME: Final = re.compile(
-    r"ucm-([\w-]{1,64}?)-(\d{1,10})\.jsonl(?:\.(\d{1,6}))?", re.ASCII
+    r"ucm-([\w-]{1,64}?)-(\d{1,10})\.jsonl(?:\.(\d{1,6}))?(\.gz|\.bz2|\.xz|\.zst)?",
+    re.ASCII,
 )
 
 
@@ -42,6 +43,7 @@ class LogFile:
         nbytes: Its size when it was found.
         written_s: When it was written last, in Unix time.
         inode: Which it was then.
+        is_packed: It is compressed, by its name, and not read.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class LogFile:
     nbytes: int
     written_s: float
     inode: int
+    is_packed: bool = False
 
 
 @attrs.define
@@ -63,6 +66,7 @@ class Reading:
         garbage: Lines that are none of ours, or too long.
         other_schema: Lines of another version of the schema.
         unread_files: Files that vanished, could not be read, or were too many.
+        packed_files: Files that are compressed.
     """
 
     files: int = 0
@@ -70,6 +74,7 @@ class Reading:
     garbage: int = 0
     other_schema: int = 0
     unread_files: int = 0
+    packed_files: int = 0
 
     def notes(self) -> list[str]:
         """Return what a reader has to know of what was passed over, as sentences."""
@@ -77,6 +82,7 @@ class Reading:
             "line(s) are not of this log and were passed over": self.garbage,
             "line(s) are of another version of the schema": self.other_schema,
             "file(s) could not be read, were rotated away, or were too many": self.unread_files,
+            "file(s) are compressed and were not read: unpack them first": self.packed_files,
         }
         return [f"{count} {text}" for text, count in told.items() if count]
 
@@ -113,7 +119,8 @@ def _found(path: Path, match: "re.Match[str] | None") -> Iterator[LogFile]:
         return
     process = f"{match[1]}-{match[2]}" if match else ""
     age = int(match[3] or 0) if match else 0
-    yield LogFile(path, process, age, info.st_size, info.st_mtime, info.st_ino)
+    file = LogFile(path, process, age, info.st_size, info.st_mtime, info.st_ino)
+    yield attrs.evolve(file, is_packed=bool(match and match[4]))
 
 
 def _none(path: Path) -> list[LogFile]:
@@ -135,7 +142,9 @@ def read_logs(
         reading: What became of them is counted here.
         on_bytes: Told how much was read, now and then.
     """
-    files = list(files)
+    found = list(files)
+    files = [file for file in found if not file.is_packed]
+    reading.packed_files += len(found) - len(files)
     newest = sorted(files, key=lambda file: file.written_s)[-MAX_FILES:]
     kept = {id(file) for file in newest}
     reading.unread_files += len(files) - len(newest)
