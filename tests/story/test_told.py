@@ -6,7 +6,7 @@ import json
 import pytest
 
 from tests.story.logs import ended, line, missed, settled
-from ucm.integration.vllm import adapters, lookups
+from ucm.integration.vllm import adapters
 from ucm.reasons import MissReason
 from ucm.scheduler import misses, unsaved
 from ucm.scheduler.matches import MatchReason
@@ -140,12 +140,17 @@ class TestReasons:
         ]
         codes += [fate.value for fate in misses._GONE]
         codes += [text for _, text in misses.SHORTFALLS.values()]
-        codes += [lookups._NO_ROOM[1], misses._DECLINED[MatchReason.LOAD_FAILED][1]]
+        codes.append(misses._DECLINED[MatchReason.LOAD_FAILED][1])
         assert [] == [
             code for code in codes if not (DETAILS.get(code) or ENDS.get(code))
         ]
         known = {**DETAILS, **ENDS}.values()
         assert all(each.meaning and each.remedy for each in known)
+
+    @pytest.mark.parametrize("reason", ["queue_tickets", "queue_bytes", "store_behind"])
+    def test_bound_of_a_setting_has_the_setting_in_its_remedy(self, reason):
+        """R-71: what waits for the store is bounded by the same settings as what waits for its copy."""
+        assert "Raise queue." in ENDS[reason].remedy
 
     @pytest.mark.parametrize(
         ("reason", "detail", "words", "remedy"),

@@ -109,7 +109,7 @@ ENDS: Final[Mapping[str, Explained]] = {
     "queue_bytes": Explained("As many bytes waited as may.", "Raise queue.nbytes."),
     "store_behind": Explained(
         "As much had been copied, and was not stored yet, as may be.",
-        "Use a faster medium for the slab.",
+        "Raise queue.nbytes or queue.tickets, or use a faster medium for the slab.",
     ),
     "overload": Explained(
         "The loads before it left too little time.",

@@ -23,6 +23,7 @@ from ucm.scheduler.misses import SHORTFALLS
 from ucm.scheduler.requests import NO_LIMIT, NO_WISHES, Wishes
 from ucm.stores.slab import explain
 from ucm.stores.slab._layout import Word
+from ucm.story.misses import DETAILS
 from ucm.tracing import PREFIX_MATCHED, PREFIX_MISSED, REQUEST_ENDED
 
 BLOCKS = (1, 2, 3)
@@ -327,7 +328,8 @@ class TestReasons:
             lookups.decided(known)
             miss = known.miss
             assert miss is not None
-            assert ("queue", True) == (miss.reason, "no room" in miss.detail["text"])
+            assert "queue" == miss.reason
+            assert "gpu-memory" in DETAILS[str(miss.detail["text"])].remedy
             assert NO_LIMIT == known.most
 
     def test_hit_that_somebody_else_holds_up_is_offered_whole(
