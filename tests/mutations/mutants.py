@@ -74,6 +74,7 @@ from tests.mutations.of_sglang import SGLANG
 from tests.mutations.of_shares import SHARES
 from tests.mutations.of_sharing import SHARING
 from tests.mutations.of_shelf import SHELF
+from tests.mutations.of_short import SHORT
 from tests.mutations.of_signs import SIGNS
 from tests.mutations.of_slab import SLAB
 from tests.mutations.of_staged import STAGED
@@ -120,6 +121,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *SHARES,
     *SHARING,
     *SHELF,
+    *SHORT,
     *PROOFS,
     *SIGNS,
     *SLAB,

@@ -153,6 +153,9 @@ class Connection:
         except (ConfigError, StoreError) as exc:
             await self._send(Refused(str(exc)))
             return None
+        except (OSError, RuntimeError) as exc:  # no descriptor or thread is to be had
+            await self._send(Refused(f"the agent cannot open the slab now: {exc}"))
+            return None
         await self._send(Welcome(PROTOCOL_VERSION, self._media, self._nonce))
         return core
 
