@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from tests.clocks import no_threads
 from tests.integration.vllm.weights_kit import (
     PackedModel,
     TinyModel,
@@ -60,6 +61,14 @@ class TestAnswers:
         changed = asked(keeper, 2)
         assert (2, base) == (changed.epoch, changed.base)
         assert changed.digest not in (b"", base)
+
+    def test_reading_that_gets_no_thread_begins_in_a_later_step(self):
+        """A step in which the system starts no thread goes on, and one that gets it answers."""
+        keeper = make(parts_of(TinyModel()))
+        base = keeper.news().base
+        with no_threads("ucm-weights"):
+            assert asked(keeper, 1) is None
+        assert WeightsNews(epoch=1, digest=base, base=base) == asked(keeper, 1)
 
     def test_engine_without_a_model_proves_nothing(self):
         """R-07: whoever cannot be read answers so, and at once."""

@@ -14,6 +14,7 @@ watched; a digest needs no watching.
 Threading: the engine's thread, on which it also writes weights; the reading has its own.
 """
 
+import contextlib
 import functools
 import inspect
 import secrets
@@ -186,9 +187,11 @@ class WeightsKeeper:
             self._give_up()
         self._has_stepped |= self._is_written
         if self._is_wanted and self._job is None:
-            job = self._job = _Job(self._threads.event(), self._threads.event())
+            job = _Job(self._threads.event(), self._threads.event())
             run = functools.partial(self._run, job)
-            self._threads.thread(run, "ucm-weights").start()
+            with contextlib.suppress(RuntimeError):  # no thread; a later step tries
+                self._threads.thread(run, "ucm-weights").start()
+                self._job = job
 
     def written(self) -> None:
         """Take note that the weights are written; on the engine's thread."""
