@@ -13,6 +13,7 @@ import threading
 import numpy as np
 import pytest
 
+from tests.clocks import no_threads
 from ucm import status
 from ucm.errors import NoStatusError, StoreUnavailableError
 from ucm.status import StatusServer, peer_uid, read_statuses, serve_status
@@ -323,6 +324,14 @@ class TestSlab:
             assert 1 == len(read_statuses(tmp_path / "slab").answers)
         server.close()
         assert "status" not in os.listdir(path)
+
+    def test_a_process_without_a_thread_for_it_serves_nobody(self, tmp_path):
+        """It goes on, and leaves neither a socket nor a descriptor."""
+        with no_threads("ucm-status"):
+            before = os.listdir("/proc/self/fd")
+            assert serve_status(tmp_path, "worker-0", told, look_s=60.0) is None
+            assert before == os.listdir("/proc/self/fd")
+        assert [] == os.listdir(tmp_path)
 
     def test_a_store_that_lies_nowhere_serves_nobody(self):
         """A store in one process has no directory, however it is wrapped."""

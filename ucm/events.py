@@ -200,7 +200,7 @@ store.grown: info, worker, change
 store.short: warning, worker, change
     It cannot have more.
     > reason nbytes total_bytes
-store.describe_failed: warning, scheduler, change
+store.describe_failed: warning, any, change
     The key space could not be described in the store.
     > error
 store.caveat: warning, worker, process

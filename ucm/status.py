@@ -118,7 +118,7 @@ class StatusServer:
         look_s: None: never.
 
     Raises:
-        OSError: The socket cannot be made there.
+        OSError: The socket cannot be made there, or no thread started.
     """
 
     def __init__(
@@ -142,7 +142,11 @@ class StatusServer:
         if directory is not None:
             self._listen(directory)
         self._thread = threads.thread(self._serve, "ucm-status")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as exc:
+            self.close()
+            raise OSError(errno.EAGAIN, str(exc)) from exc
 
     def _listen(self, directory: Path) -> None:
         with contextlib.ExitStack() as made:
@@ -223,7 +227,8 @@ class StatusServer:
                 os.unlink(self._name, dir_fd=self._folder)
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)  # wakes its thread
-        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():  # or the system started none
+            self._thread.join(_CLOSE_S)
         if self._listener is not None:
             self._listener.close()
             with contextlib.suppress(OSError):  # others may be in it
@@ -257,9 +262,10 @@ def serve_status(
             continue
         except OSError:
             break
-    if not look_s:
-        return None
-    return StatusServer(None, role, tell, threads, look, look_s)
+    if look_s:
+        with contextlib.suppress(OSError):
+            return StatusServer(None, role, tell, threads, look, look_s)
+    return None
 
 
 @attrs.define

@@ -5,6 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["SHORT"]
 
+_SLAB = "tests/stores/test_slab_short.py"
 _WEIGHTS = "tests/integration/vllm/test_weights.py::TestAnswers"
 _AGENT = "tests/agent/test_exhausted.py"
 
@@ -27,6 +28,42 @@ SHORT = (
         replace="            with contextlib.suppress(ZeroDivisionError):  # no thread;",
         killers=(
             f"{_WEIGHTS}::test_reading_that_gets_no_thread_begins_in_a_later_step",
+        ),
+    ),
+    Mutant(
+        name="slab_kept_by_who_got_no_thread",
+        why="R-25: a host that tries again finds its own slab in use, for good.",
+        file="ucm/stores/slab/_opened.py",
+        find="        except (ConfigError, StoreUnavailableError):\n            self.close()",
+        replace="        except ConfigError:\n            self.close()",
+        killers=(f"{_SLAB}::test_slab_whose_memory_gets_no_thread_is_left",),
+    ),
+    Mutant(
+        name="refused_description_left",
+        why="Each try on a full mount leaves an empty file, until inodes are short as well.",
+        file="ucm/stores/slab/_keyspaces.py",
+        find="                inner.remove(temporary)\n",
+        replace="                pass\n",
+        killers=(f"{_SLAB}::test_description_without_room_leaves_nothing",),
+    ),
+    Mutant(
+        name="host_stopped_by_a_text_for_people",
+        why="A full mount refuses a host whose slab is whole and has its memory.",
+        file="ucm/cache/opening.py",
+        find="        except StoreUnavailableError as exc:\n            log.warning(STORE",
+        replace="        except ZeroDivisionError as exc:\n            log.warning(STORE",
+        killers=(
+            "tests/cache/test_short.py::test_text_that_nobody_can_keep_stops_no_host",
+        ),
+    ),
+    Mutant(
+        name="status_without_a_thread_raises",
+        why="Who tells how a process is ends it.",
+        file="ucm/status.py",
+        find="        except RuntimeError as exc:\n            self.close()\n",
+        replace="        except ZeroDivisionError as exc:\n            self.close()\n",
+        killers=(
+            "tests/test_status.py::TestSlab::test_a_process_without_a_thread_for_it_serves_nobody",
         ),
     ),
 )

@@ -15,7 +15,7 @@ from ucm.cache.core import Core
 from ucm.config import UCMConfig
 from ucm.configuration.sources import Configuration, flat, load
 from ucm.devices.abc import Device
-from ucm.errors import ConfigError, LayoutError
+from ucm.errors import ConfigError, LayoutError, StoreUnavailableError
 from ucm.layout import KVLayout
 from ucm.pipeline.save import OwnStages
 from ucm.pipeline.stage import Chain
@@ -24,7 +24,14 @@ from ucm.status import serve_status
 from ucm.stores.abc import Store
 from ucm.stores.opening import open_store
 from ucm.threads import SYSTEM, Threads
-from ucm.tracing import SETTING_IGNORED, SETTING_TRANSLATED, Log, close_log, open_log
+from ucm.tracing import (
+    SETTING_IGNORED,
+    SETTING_TRANSLATED,
+    STORE_DESCRIBE_FAILED,
+    Log,
+    close_log,
+    open_log,
+)
 
 __all__ = ["ENGINES_ONLY", "open_core"]
 
@@ -112,7 +119,10 @@ def open_core(
             store = open_store(settings.store, block_bytes=nbytes, index_only=False)
             unowned.callback(store.close)
         _check_slots(store, layout)
-        store.describe(keyspace)
+        try:
+            store.describe(keyspace)  # for people; best effort
+        except StoreUnavailableError as exc:
+            log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
         client = _client_of(settings, store, log)
         if client is not None:
             unowned.callback(client.close)

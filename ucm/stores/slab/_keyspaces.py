@@ -38,8 +38,11 @@ def describe(directory: Directory, keyspace: KeySpace) -> None:
         with contextlib.suppress(FileExistsError):
             os.mkdir(_NAME, 0o700, dir_fd=directory.fd)
         with _entered(directory) as inner:
-            inner.write(temporary, msgspec.json.encode(attrs.asdict(keyspace)))
-            os.rename(temporary, name, src_dir_fd=inner.fd, dst_dir_fd=inner.fd)
+            try:
+                inner.write(temporary, msgspec.json.encode(attrs.asdict(keyspace)))
+                inner.rename(temporary, name)
+            finally:
+                inner.remove(temporary)
             inner.remove(*_superfluous(inner, name))
     except (OSError, ConfigError) as exc:
         raise StoreUnavailableError(f"{name} cannot be written: {exc}") from exc

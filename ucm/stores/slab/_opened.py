@@ -73,7 +73,7 @@ class OpenedSlab:
 
     Raises:
         ConfigError: The directory or the slab in it cannot be used as asked.
-        StoreUnavailableError: Others held a lock for too long.
+        StoreUnavailableError: Others held a lock for too long, or no thread is to be had.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class OpenedSlab:
         try:
             populator.begin()
             wishes.verify(populator.memory, self.root, _creation.SYSTEM)
-        except ConfigError:
+        except (ConfigError, StoreUnavailableError):
             self.close()
             raise
 

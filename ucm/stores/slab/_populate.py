@@ -103,7 +103,12 @@ class Populator:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Come back with the first piece there, or soon; the rest goes on behind."""
+        """
+        Come back with the first piece there, or soon; the rest goes on behind.
+
+        Raises:
+            StoreUnavailableError: The system starts no thread for it.
+        """
         steps = self._steps()
         deadline = time.monotonic() + _FIRST_S
         if self._is_done(steps[0]):
@@ -114,10 +119,15 @@ class Populator:
             is_over = self._advance(steps[0])
         left = steps[1:] if is_over else steps
         if left and not self._ends.is_set():
-            self._thread = threading.Thread(
+            thread = threading.Thread(
                 target=self._run, args=(left,), name="ucm-populate", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                problem = f"the slab's memory gets no thread: {exc}"
+                raise StoreUnavailableError(problem) from exc
+            self._thread = thread
         else:
             if not left:
                 self._tell_last("")

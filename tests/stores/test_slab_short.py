@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slab for which the system has no thread, or no room for what is beside its blocks."""
+
+import os
+import resource
+
+import pytest
+
+from tests.clocks import no_threads
+from tests.stores.slab_kit import open_slab
+from ucm.errors import StoreUnavailableError
+from ucm.stores.slab import _populate
+from ucm.testing.store_blocks import make_keys, make_keyspace, save
+
+
+def test_slab_whose_memory_gets_no_thread_is_left(tmp_path, monkeypatch):
+    """R-25: it says so, and this process keeps no part of it: the next opening cuts it anew."""
+    monkeypatch.setattr(_populate, "_STEP_BYTES", 1 << 20)
+    path, num_blocks = tmp_path / "slab", 1024
+    with (
+        no_threads("ucm-populate"),
+        pytest.raises(StoreUnavailableError, match="memory gets no thread: can't"),
+    ):
+        open_slab(path, num_blocks)
+    with open_slab(path, 2 * num_blocks) as slab:
+        assert ("", 2 * num_blocks) == (
+            slab.capabilities.caveat,
+            slab.stats().capacity_blocks,
+        )
+        assert 5 == save(slab, make_keys(5))
+
+
+def test_description_without_room_leaves_nothing(tmp_path):
+    """R-24: each refused one had left an empty file, and a count of files has a limit, too."""
+    path, files = tmp_path / "slab", resource.RLIMIT_FSIZE
+    with open_slab(path) as slab:
+        before = resource.getrlimit(files)
+        resource.setrlimit(files, (10, before[1]))
+        try:
+            with pytest.raises(StoreUnavailableError, match="File too large"):
+                slab.describe(make_keyspace())
+        finally:
+            resource.setrlimit(files, before)
+        assert [] == os.listdir(path / "keyspaces")
+        slab.describe(make_keyspace())
+        assert 1 == len(os.listdir(path / "keyspaces"))
