@@ -12,7 +12,14 @@ import pytest
 
 from tests.native_kit import way  # noqa: F401  a fixture
 from ucm.backends.abc import Fetched, Presence, Verdict
-from ucm.backends.files import FilesBackend, _backend, _room, _share, _writing
+from ucm.backends.files import (
+    FilesBackend,
+    _backend,
+    _identity,
+    _room,
+    _share,
+    _writing,
+)
 from ucm.backends.wrap import DeadlineBackend
 from ucm.testing.backend_contract import (
     BLOCK,
@@ -101,7 +108,7 @@ class TestOrphans:
         """X-03: at the start, by age on the share's clock, also if that was set back, and never
         a living writer's, or what no writer of ours has named."""
         await (await open_files(root)).aclose()
-        me = _share._identity(os.getpid())
+        me = _identity.identity(os.getpid())
         boot, _, start = me.split(".")
         name = {
             "dead": f"{boot}.{os.getpid()}.1{start}.7",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.backends.test_files_ledger import count, open_ledger
-from ucm.backends.files import _share
+from ucm.backends.files import _identity
 from ucm.backends.files._ledger import Seen
 
 _IN_A_CONTAINER = ("unshare", "--map-root-user", "--pid", "--fork")
@@ -21,13 +21,13 @@ def test_processes_of_two_containers_have_two_names() -> None:
     tried = subprocess.run([*_IN_A_CONTAINER, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip("this machine makes no containers for its users")
-    told = "from ucm.backends.files import _share; print(_share._identity(1))"
+    told = "from ucm.backends.files import _identity; print(_identity.identity(1))"
     command = [*_IN_A_CONTAINER, sys.executable, "-c", told]
     there = subprocess.run(command, capture_output=True, check=True, text=True).stdout
-    here = _share._identity(1)
+    here = _identity.identity(1)
     assert here.partition(".")[2] == there.strip().partition(".")[2]
     assert here != there.strip()
-    assert here == _share._identity(1) != _share._identity(os.getpid())
+    assert here == _identity.identity(1) != _identity.identity(os.getpid())
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from tests.mutations.mutant import Mutant
 
 __all__ = ["SHORT"]
 
+_EMPTIED = "tests/backends/test_files_emptied.py"
 _SLAB = "tests/stores/test_slab_short.py"
 _WEIGHTS = "tests/integration/vllm/test_weights.py::TestAnswers"
 _AGENT = "tests/agent/test_exhausted.py"
@@ -65,5 +66,21 @@ SHORT = (
         killers=(
             "tests/test_status.py::TestSlab::test_a_process_without_a_thread_for_it_serves_nobody",
         ),
+    ),
+    Mutant(
+        name="emptied_share_stays_away",
+        why="Who clears a tier's directory is without the tier until all its engines have ended.",
+        file="ucm/backends/files/_share.py",
+        find="        self.is_lost |= is_gone\n",
+        replace="",
+        killers=(f"{_EMPTIED}::test_share_that_was_emptied_is_ours_again",),
+    ),
+    Mutant(
+        name="mount_point_taken_for_the_share",
+        why="R-24: while a mount is away its blocks go to the file system below it.",
+        file="ucm/backends/files/_share.py",
+        find="        if not is_same and not os.path.exists(self.path(MANIFEST)):\n",
+        replace="        if is_same is None:\n",
+        killers=(f"{_EMPTIED}::test_mount_point_without_its_mount_is_left_alone",),
     ),
 )

@@ -13,6 +13,7 @@ import os
 import secrets
 import shlex
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from time import sleep
 from typing import TypeVar
@@ -44,7 +45,7 @@ def path_error(key: str, path: Path, problem: str, remedy: str = "") -> ConfigEr
     return ConfigError(key, str(path), problem, remedy or "Use another directory.")
 
 
-def claim(path: Path, name: str, mine: _M, key: str) -> _M:
+def claim(path: Path, name: str, mine: _M, key: str, left: Collection[str] = ()) -> _M:
     """
     Make sure that a directory is ours; make it where there is none.
 
@@ -53,6 +54,7 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
         name: Of its manifest, such as ``ucm-disk.json``.
         mine: What a new one says.
         key: The setting that named the directory.
+        left: Names that are ours without a manifest, as it had one before.
 
     Returns:
         What the manifest says.
@@ -62,14 +64,16 @@ def claim(path: Path, name: str, mine: _M, key: str) -> _M:
         OSError: It cannot be used.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not is_claimed(path, name, key):
+    if not is_claimed(path, name, key, left):
         _write_new(path / name, msgspec.json.encode(mine))
     return _read(path / name, mine, key)
 
 
-def is_claimed(path: Path, name: str, key: str) -> bool:
+def is_claimed(path: Path, name: str, key: str, left: Collection[str] = ()) -> bool:
     """
-    Return whether a directory has its manifest; False: it is free. Changes nothing.
+    Return whether a directory has its manifest; False: it is free, or ours as ``claim`` says.
+
+    Changes nothing.
 
     Raises:
         ConfigError: It belongs to somebody else.
@@ -79,7 +83,7 @@ def is_claimed(path: Path, name: str, key: str) -> bool:
     if _has(path / name):
         return True
     there = os.listdir(path)
-    others = [each for each in there if not each.startswith(name)]
+    others = [each for each in there if not each.startswith(name) and each not in left]
     if others and name not in there and not _has(path / name):  # nor came meanwhile
         raise path_error(
             key,

@@ -137,6 +137,8 @@ class FilesBackend(Backend):
         self._late = deque[int]()
         """Bytes of blocks that were put behind the end of their call, and are not counted yet."""
         self._claim = self._start_claim()
+        self._again: Job[None] | None = None
+        """To have it anew, where it was emptied since."""
         self._room = Room(
             share,
             self._crew,
@@ -179,6 +181,8 @@ class FilesBackend(Backend):
         if not self._is_open or not self._claim.is_over:
             return False
         if self._claim.error is None:
+            if self._share.is_lost and (self._again is None or self._again.is_over):
+                self._again = self._start_claim()  # beside: a mount may be back by now
             return True
         self._claim = self._start_claim()
         return False
@@ -196,6 +200,14 @@ class FilesBackend(Backend):
             creates=True,
             verifies=True,
         )
+
+    @property
+    def trouble(self) -> str:
+        """Why the directory is not there, or not ours."""
+        for claim in (self._again, self._claim):
+            if claim is not None and claim.error is not None:
+                return str(claim.error)
+        return ""
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask the mount for each."""

@@ -30,13 +30,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xxhash import xxh3_64_hexdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_hexdigest
 
 from ucm import native
 from ucm.backends._gate import Gate
 from ucm.backends._places import Head, claim, path_error
 from ucm.backends.abc import Fetched, Presence, Sealed, Verdict
 from ucm.backends.envelope import GARBAGE, headers_of, judged
+from ucm.backends.files._identity import identity, is_alive
 from ucm.backends.files._reading import WRONG, Asked, find_reader
 from ucm.backends.files._walk import AWAY, Walk, entries_of
 from ucm.backends.files._writing import DAMAGED, NEW, Given, find_writer, write_whole
@@ -134,7 +135,11 @@ class Share:
         self._writer = find_writer(native.LIBRARY, is_lasting=lasting)
         self._marked: dict[PackedKey, float] = {}
         self._refused: deque[int] = deque(maxlen=_MOST_REFUSED)
-        self._me = _identity(os.getpid())
+        self._claimed: os.stat_result | None = None
+        """The directory that was ours last."""
+        self.is_lost = False
+        """Whether it was not ours any more when somebody looked last."""
+        self._me = identity(os.getpid())
 
     def path(self, name: str) -> str:
         """Return where something of the share lies."""
@@ -144,18 +149,30 @@ class Share:
         """
         Make sure that the directory is ours.
 
+        One that was, and that somebody has emptied, is so again; not where its mount is away.
+
         Raises:
             ConfigError: It is somebody else's, or cannot be used.
             OSError: Its server is away.
         """
         try:
-            claim(self._root, MANIFEST, Manifest(), key)
+            claim(self._root, MANIFEST, Manifest(), key, self._left())
             for name in (_BLOCKS, _WRITING):
                 (self._root / name).mkdir(mode=0o700, exist_ok=True)
+            self._claimed, self.is_lost = os.stat(self._root), False
         except OSError as exc:
             if exc.errno in AWAY:
                 raise
             raise path_error(key, self._root, f"it cannot be used: {exc}") from exc
+
+    def _left(self) -> Sequence[str]:
+        """Return what is ours without a manifest; raises OSError where the mount is not there."""
+        if self._claimed is None:
+            return ()
+        is_same = os.path.samestat(os.stat(self._root), self._claimed)
+        if not is_same and not os.path.exists(self.path(MANIFEST)):
+            raise OSError(errno.ENODEV, "the directory is another one, and empty")
+        return _BLOCKS, _WRITING, ROOM
 
     def look(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Return whether blocks are there."""
@@ -202,6 +219,7 @@ class Share:
             *(data, checksum_seeds(keys), checksums),
         )
         errors = self._writer.write(list(given), gate)
+        self._is_gone(errors)
         if not _SHORT.isdisjoint(errors):
             are_short = [error in _SHORT for error in errors]
             self._refused.extend(itertools.compress(sizes, are_short))
@@ -219,7 +237,9 @@ class Share:
 
     def _is_gone(self, errors: Sequence[int | None]) -> bool:
         """Return whether nothing is there because the mount is not, where something is not."""
-        return errno.ENOENT in errors and not os.path.exists(self.path(MANIFEST))
+        is_gone = errno.ENOENT in errors and not os.path.exists(self.path(MANIFEST))
+        self.is_lost |= is_gone
+        return is_gone
 
     def take_refused(self) -> int:
         """Return for how many bytes of blocks the mount had no room since this was asked."""
@@ -313,7 +333,7 @@ class Share:
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 # Of a time to come, where the clock was set back: as old as that is far.
                 age_s = abs(now_s - entry.stat(follow_symlinks=False).st_mtime)
-                if age_s > self._orphan_s and not _is_alive(owner):
+                if age_s > self._orphan_s and not is_alive(owner):
                     os.unlink(entry.path)
                     num_swept += 1
         return num_swept
@@ -362,36 +382,10 @@ class Share:
             return False
         owner, here = name.rpartition(".")[0], self._me.partition(".")[0]
         is_known = re.fullmatch(WRITER, name) and name.startswith(f"{here}.")
-        return bool(is_known) and not _is_alive(owner)
+        return bool(is_known) and not is_alive(owner)
 
     def _paths(self, keys: Sequence[PackedKey]) -> list[bytes]:
         """Return where blocks lie; what spreads them is not what attackers choose."""
         named = zip(map(xxh3_64_hexdigest, keys), map(bytes.hex, keys), strict=True)
         names = [f"{spread[:2]}/{spread[2:4]}/{name}" for spread, name in named]
         return [b"%b/%b" % (self._prefix, name) for name in map(str.encode, names)]
-
-
-def _identity(pid: int) -> str:
-    """
-    Name a process for ever: boot and container as one word, id and when it was started.
-
-    In containers of one machine that start together processes have the same ids.
-    """
-    where = Path("/proc/sys/kernel/random/boot_id").read_text()
-    with contextlib.suppress(OSError):  # of a kernel that has no containers
-        where += os.readlink("/proc/self/ns/pid")
-    return f"{xxh3_128_hexdigest(where.encode())}.{pid}.{_started(pid)}"
-
-
-def _started(pid: int) -> str:
-    """Return when a process was started; empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def _is_alive(owner: str) -> bool:
-    """Return whether a name is that of a process that still runs, of this machine and container."""
-    pid = owner.split(".")[1:2]
-    return bool(pid) and pid[0].isdecimal() and _identity(int(pid[0])) == owner

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a process is named on a share for ever, and whether one of that name still runs."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from xxhash import xxh3_128_hexdigest
+
+__all__ = ["identity", "is_alive"]
+
+
+def identity(pid: int) -> str:
+    """
+    Name a process for ever: boot and container as one word, id and when it was started.
+
+    In containers of one machine that start together processes have the same ids.
+    """
+    where = Path("/proc/sys/kernel/random/boot_id").read_text()
+    with contextlib.suppress(OSError):  # of a kernel that has no containers
+        where += os.readlink("/proc/self/ns/pid")
+    return f"{xxh3_128_hexdigest(where.encode())}.{pid}.{_started(pid)}"
+
+
+def _started(pid: int) -> str:
+    """Return when a process was started; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def is_alive(owner: str) -> bool:
+    """Return whether a name is that of a process that still runs, of this machine and container."""
+    pid = owner.split(".")[1:2]
+    return bool(pid) and pid[0].isdecimal() and identity(int(pid[0])) == owner
