@@ -83,4 +83,12 @@ SHORT = (
         replace="        if is_same is None:\n",
         killers=(f"{_EMPTIED}::test_mount_point_without_its_mount_is_left_alone",),
     ),
+    Mutant(
+        name="too_few_open_files_cost_a_slab",
+        why="R-24: who has too few open files is told to remove the slab.",
+        file="ucm/stores/slab/_files.py",
+        find="    remedy = _MORE_FILES if is_short else _REMOVE\n",
+        replace="    remedy = _REMOVE\n",
+        killers=(f"{_SLAB}::test_remedy_for_too_few_open_files_removes_nothing",),
+    ),
 )

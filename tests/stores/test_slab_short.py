@@ -8,7 +8,7 @@ import pytest
 
 from tests.clocks import no_threads
 from tests.stores.slab_kit import open_slab
-from ucm.errors import StoreUnavailableError
+from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.slab import _populate
 from ucm.testing.store_blocks import make_keys, make_keyspace, save
 
@@ -28,6 +28,30 @@ def test_slab_whose_memory_gets_no_thread_is_left(tmp_path, monkeypatch):
             slab.stats().capacity_blocks,
         )
         assert 5 == save(slab, make_keys(5))
+
+
+def test_remedy_for_too_few_open_files_removes_nothing(tmp_path):
+    """R-24: wherever they run out, whoever did as the message said had thrown a slab away."""
+    path, files, told = tmp_path / "slab", resource.RLIMIT_NOFILE, []
+    with open_slab(path) as slab:
+        assert 5 == save(slab, make_keys(5))
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    free = sorted({*range(len(used) + 12)} - used)
+    before = resource.getrlimit(files)
+    for limit in free[:12]:
+        resource.setrlimit(files, (limit, before[1]))
+        try:
+            open_slab(path).close()
+        except ConfigError as exc:
+            told.append(str(exc))
+        finally:
+            resource.setrlimit(files, before)
+    assert 6 <= len(told)
+    for each in told:
+        assert "Too many open files" in each
+        assert each.endswith("have more files open (ulimit -n).")
+    with open_slab(path) as slab:
+        assert 5 == slab.match(make_keys(5))
 
 
 def test_description_without_room_leaves_nothing(tmp_path):

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ucm.errors import ConfigError
 from ucm.stores.slab._extents import UNUSED, Geometry
 from ucm.stores.slab._fates import map_fates
-from ucm.stores.slab._files import NEW, Directory, map_file, path_error
+from ucm.stores.slab._files import NEW, Directory, map_file, no_access, path_error
 from ucm.stores.slab._index import SlotIndex
 from ucm.stores.slab._layout import IndexLayout, SlotState, Word
 from ucm.stores.slab._locks import FileLock, Owners
@@ -84,7 +84,7 @@ class ClassIndex:
         try:
             lock = FileLock(directory.open(name), directory.root / name, timeout)
         except OSError as exc:
-            raise path_error(directory.root, f"{name} cannot be opened: {exc}") from exc
+            raise no_access(directory.root, f"{name} cannot be opened", exc) from exc
         with contextlib.ExitStack() as undo:
             undo.callback(lock.close)
             layout = IndexLayout(geometry.num_slots)
@@ -142,7 +142,7 @@ def map_again(
     except ConfigError:  # a ValueError that says it better
         raise
     except (OSError, ValueError) as exc:  # ValueError: it is empty
-        raise path_error(directory.root, f"{name} cannot be mapped: {exc}") from exc
+        raise no_access(directory.root, f"{name} cannot be mapped", exc) from exc
     if len(mapping) != nbytes or not is_held:  # of the mapping: a file may shrink now
         raise path_error(directory.root, f"{name} has another size than it should")
     return mapping

@@ -31,7 +31,7 @@ from ucm.stores.slab._files import (
     Directory,
     Manifest,
     foreign,
-    path_error,
+    no_access,
 )
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._room import Room, memory_rooms
@@ -121,9 +121,8 @@ def making(directory: Directory, geometry: Geometry) -> Iterator[None]:
         if exc.errno in _NO_ROOM:
             needed = _needed(geometry) + _SPARE_BYTES
             raise _no_room(directory, capacity, needed, str(exc)) from exc
-        raise path_error(
-            directory.root, f"a slab cannot be made or used in it: {exc}"
-        ) from exc
+        problem = "a slab cannot be made or used in it"
+        raise no_access(directory.root, problem, exc) from exc
 
 
 def require_room(directory: Directory, nbytes: int) -> None:

@@ -52,6 +52,7 @@ __all__ = [
     "forbidden",
     "foreign",
     "map_file",
+    "no_access",
     "no_directory",
     "no_parent",
     "path_error",
@@ -73,6 +74,8 @@ seek.restype = ctypes.c_longlong
 
 _SCHEMA_VERSION = 6
 _REMOVE = "Use another path, or stop all its users and remove the directory."
+_MORE_FILES = "Let this process, or the machine, have more files open (ulimit -n)."
+_TOO_MANY = {errno.EMFILE, errno.ENFILE}
 MANIFEST = "slab.json"
 MARK = "slab.json.tmp"
 DATA = "data"
@@ -149,7 +152,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except FileNotFoundError:
             return None
         except OSError as exc:
-            raise path_error(root, f"{MANIFEST} cannot be opened: {exc}") from exc
+            raise no_access(root, f"{MANIFEST} cannot be opened", exc) from exc
         try:
             schema = msgspec.json.decode(text, type=_Head).schema
             if schema != _SCHEMA_VERSION:
@@ -166,6 +169,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def path_error(root: Path, problem: str, remedy: str = _REMOVE) -> ConfigError:
     """Return the error for a directory that cannot be used."""
     return ConfigError("store.path", str(root), problem, remedy)
+
+
+def no_access(root: Path, problem: str, exc: Exception) -> ConfigError:
+    """Return the error for a directory of which something cannot be opened, made or used."""
+    is_short = isinstance(exc, OSError) and exc.errno in _TOO_MANY
+    remedy = _MORE_FILES if is_short else _REMOVE
+    return path_error(root, f"{problem}: {exc}", remedy)
 
 
 def no_parent(root: Path) -> ConfigError:

@@ -40,6 +40,7 @@ from ucm.errors import StoreUnavailableError, UCMError
 from ucm.stores.slab._files import (
     Directory,
     forbidden,
+    no_access,
     no_directory,
     no_parent,
     path_error,
@@ -351,7 +352,7 @@ def entered(
         except PermissionError as exc:
             raise forbidden(root, f"it cannot be made or opened: {exc}") from exc
         except OSError as exc:
-            raise path_error(root, f"it cannot be made or opened: {exc}") from exc
+            raise no_access(root, "it cannot be made or opened", exc) from exc
         directory, lock = Directory(root, fd), FileLock(fd, root, timeout)
         with contextlib.ExitStack() as unused:
             unused.callback(lock.abandon)

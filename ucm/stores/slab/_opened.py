@@ -40,7 +40,7 @@ from ucm.stores.slab._classes import (
 from ucm.stores.slab._creation import find_or_create, making, require_room
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._fates import make_fates
-from ucm.stores.slab._files import ARENA, DATA, path_error, seek
+from ucm.stores.slab._files import ARENA, DATA, no_access, path_error, seek
 from ucm.stores.slab._layout import IndexLayout, Word
 from ucm.stores.slab._locks import FileLock, are_bound, entered, is_bound
 from ucm.stores.slab._memory import MemoryWishes, map_aligned
@@ -243,7 +243,7 @@ class OpenedSlab:
         try:
             return self.directory.open(name)
         except OSError as exc:
-            raise path_error(self.root, f"{name} cannot be opened: {exc}") from exc
+            raise no_access(self.root, f"{name} cannot be opened", exc) from exc
 
     def _tie(self, fd: int, to_fd: int, name: str) -> None:
         region = 0 if name == ARENA else region_of(self.geometry.slot_bytes)
