@@ -74,3 +74,15 @@ async def test_mount_point_without_its_mount_is_left_alone(tmp_path: Path) -> No
         assert [Presence.UNKNOWN] == await ask_twice(backend)
         assert [] == list(root.iterdir())
         assert "the directory is another one, and empty" in backend.trouble
+
+
+async def test_put_into_an_emptied_directory_leaves_nothing(tmp_path: Path) -> None:
+    """R-24: an agent that started behind it took the folder of counts for somebody else's, and
+    refused the tier."""
+    async with opened(tmp_path) as (backend, root):
+        for each in root.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[1])])
+        assert [] == list(root.iterdir())
+        async with opened(tmp_path) as (other, _):
+            assert [True] == await fetch_sound(other, KEYS[:1])

@@ -91,4 +91,12 @@ SHORT = (
         replace="    remedy = _REMOVE\n",
         killers=(f"{_SLAB}::test_remedy_for_too_few_open_files_removes_nothing",),
     ),
+    Mutant(
+        name="counts_made_in_an_emptied_share",
+        why="R-24: the next agent takes the directory for somebody else's.",
+        file="ucm/backends/files/_share.py",
+        find="        os.stat(self.path(MANIFEST))\n",
+        replace="",
+        killers=(f"{_EMPTIED}::test_put_into_an_emptied_directory_leaves_nothing",),
+    ),
 )

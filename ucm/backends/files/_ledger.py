@@ -261,8 +261,7 @@ class Ledger:
         try:
             fd = os.open(file, NEW, 0o600)
         except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self._room, 0o700)
+            self._share.make_room()
             fd = os.open(file, NEW, 0o600)
         with open(fd, "w") as made:
             made.write(text)

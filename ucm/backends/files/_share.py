@@ -165,6 +165,12 @@ class Share:
                 raise
             raise path_error(key, self._root, f"it cannot be used: {exc}") from exc
 
+    def make_room(self) -> None:
+        """Make the folder of counts; raises OSError where the directory is not ours (any more)."""
+        os.stat(self.path(MANIFEST))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path(ROOM), 0o700)
+
     def _left(self) -> Sequence[str]:
         """Return what is ours without a manifest; raises OSError where the mount is not there."""
         if self._claimed is None:
