@@ -193,7 +193,7 @@ SHARES = (
     Mutant(
         name="containers_share_a_name",
         why="R-63: agents that start together in two containers are one writer to each other, and overfill the share.",
-        file="ucm/backends/files/_share.py",
+        file="ucm/backends/files/_identity.py",
         find='where += os.readlink("/proc/self/ns/pid")',
         replace='where += ""',
         killers=(
