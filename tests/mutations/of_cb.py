@@ -25,6 +25,7 @@ _TWINS = f"{_KEYS}::test_equal_hashes_of_other_tokens_load_and_store_nothing_wro
 _OTHERS = f"{_KEYS}::test_other_salt_and_other_ways_to_compute_find_nothing"
 _REFUSED = f"{_TESTS}::TestRefusals"
 _SLOTS = f"{_TESTS}::TestSlots"
+_ROOM = "tests/integration/transformers/test_continuous_room.py::TestRoom"
 _DROPPED = f"{_SLOTS}::test_blocks_without_slots_are_counted_and_slots_come_back"
 
 CB = (
@@ -244,12 +245,33 @@ CB = (
         name="more_loaded_than_there_is_room_for",
         why="The engine's thread ends: there is no sector to take.",
         file=_FILE,
-        find="if len(missing) >= room:",
-        replace="if len(missing) >= max(room, len(ids)):",
-        killers=(
-            f"{_EXACT}::test_prompt_that_finds_no_room_is_hashed_no_further",
-            f"{_EXACT}::test_request_that_waits_for_room_is_loaded_when_it_has_it",
-        ),
+        find="            if room < 1:  # one",
+        replace="            if room < -len(ids):  # one",
+        killers=(f"{_ROOM}::test_prompt_that_finds_no_room_is_hashed_no_further",),
+    ),
+    Mutant(
+        name="idle_blocks_kept_from_a_load",
+        why="A pool that is full of what it may forget has a stored prompt computed.",
+        file=_FILE,
+        find="room = free + len(idle)",
+        replace="room = free",
+        killers=(f"{_ROOM}::test_idle_blocks_of_others_give_way_to_a_load",),
+    ),
+    Mutant(
+        name="own_blocks_forgotten_for_a_load",
+        why="What the engine has of a prompt is loaded again, or computed.",
+        file=_FILE,
+        find="        for block in kept:\n            ledger.acquire(block)\n",
+        replace="        kept = []\n",
+        killers=(f"{_ROOM}::test_idle_blocks_of_others_give_way_to_a_load",),
+    ),
+    Mutant(
+        name="no_room_left_for_a_batch",
+        why="A request holds what is loaded, and waits for blocks of a batch that others hold.",
+        file=_FILE,
+        find="len(missing) + 1 - batch)",
+        replace="len(missing))",
+        killers=(f"{_ROOM}::test_prompt_is_loaded_as_far_as_there_is_room",),
     ),
     Mutant(
         name="published_without_its_bytes",

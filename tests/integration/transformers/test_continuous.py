@@ -114,40 +114,6 @@ class TestExact:
             assert alone(short) == engine.ask(short)
             assert 1 == engine.loaded()
 
-    def test_request_that_waits_for_room_is_loaded_when_it_has_it(
-        self, tmp_path: Path, alone: Callable[..., list[list[int]]]
-    ) -> None:
-        """R-81: a pool in which another request leaves less than it needs."""
-        other = prompt(2, 100)[0].tolist()
-        filled(tmp_path, TOKENS[:100])
-        with Engine(model_of(LLAMA), tmp_path, num_blocks=10) as engine:
-            # They are sorted: the one with the larger first token has its turn first.
-            both = sorted([TOKENS[:100], other])
-            expected = [alone(each)[0] for each in both]
-            engine.ask(other)
-            engine.forget()
-            assert expected == engine.ask(*both)
-            assert 6 <= engine.loaded() <= 12
-            assert 0 == engine.lost_blocks()
-
-    def test_prompt_that_finds_no_room_is_hashed_no_further(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """It is searched for in each step, as all that wait are: what that costs goes by
-        the room that there is, not by their length."""
-        hashed = []
-        inner = cache_allocator.compute_block_hash
-
-        def count(before: int | None, tokens: list[int]) -> int:
-            hashed.append(before)
-            return int(inner(before, tokens))
-
-        with Engine(model_of(LLAMA), tmp_path, num_blocks=10) as engine:
-            with engine.manager.pause():
-                monkeypatch.setattr(cache_allocator, "compute_block_hash", count)
-                engine.prompts._restore(prompt(3, 64 * BLOCK)[0].tolist())
-            assert 10 == len(hashed)
-
 
 @pytest.mark.slow
 class TestSlots:

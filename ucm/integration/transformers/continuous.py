@@ -176,17 +176,8 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
 
     def _restore(self, ids: Sequence[int]) -> None:
         """Put into the cache what it misses of a prompt, as far as the store has it."""
-        known, room = self._allocator.ledger.hash_to_block, self._num_free()
-        hashes: list[int] = []
-        missing: list[int] = []
-        for each in self._hashes_of(ids):
-            if each not in known:
-                missing.append(len(hashes))
-                # One block is for tokens that are computed. Without room for all, the
-                # request is not begun now: it is searched for again, in each step.
-                if len(missing) >= room:
-                    return
-            hashes.append(each)
+        known = self._allocator.ledger.hash_to_block
+        hashes, missing, is_short = self._missing_of(ids)
         if not missing:
             return
         keys = self._hasher.keys(ids[: len(hashes) * self._tokens], salt=self._salt)
@@ -199,6 +190,9 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         for start in range(missing[0], len(keys), self._load_slots):
             part = keys[start : start + self._load_slots]
             count = self._staged.stage(part, max(until - time.monotonic(), 0))
+            if count and is_short:
+                self._forget_others(hashes)
+                is_short = False
             self._publish(
                 [at for at in missing if start <= at < start + count], keys, hashes
             )
@@ -226,6 +220,29 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             ledger.cached_blocks[block] = None
             self._names[block] = (keys[at - 1] if at else b"", keys[at])
 
+    def _missing_of(self, ids: Sequence[int]) -> tuple[list[int], list[int], bool]:
+        """
+        Return hashes of a prompt's first blocks, which are to be loaded, and if others go.
+
+        Those go that the cache keeps for nobody. Without room for all of the prompt some
+        is computed, a batch at a time: for one there stays room.
+        """
+        ledger, free = self._allocator.ledger, self._num_free()
+        known, idle = ledger.hash_to_block, ledger.cached_blocks
+        room = free + len(idle)
+        hashes: list[int] = []
+        missing: list[int] = []
+        for each in self._hashes_of(ids):
+            room -= each not in known or known[each] in idle
+            if room < 1:  # one is for tokens that are computed
+                batch = -(-self._paged.max_batch_tokens // self._tokens)
+                fits = missing[: max(0, len(missing) + 1 - batch)]
+                return hashes[: max(fits, default=-1) + 1], fits, len(missing) >= free
+            if each not in known:
+                missing.append(len(hashes))
+            hashes.append(each)
+        return hashes, missing, len(missing) >= free
+
     def _hashes_of(self, ids: Sequence[int]) -> Iterator[int]:
         """Yield their hashes of all blocks but that of the last token."""
         from transformers.generation.continuous_batching.cache_allocators import (
@@ -243,6 +260,17 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
         pool, each = self._allocator.pool, self._allocator.blocks_per_sector
         count: int = pool.count_free_blocks(self._allocator.index)
         return count + int(pool.num_free_sectors * each)
+
+    def _forget_others(self, hashes: Sequence[int]) -> None:
+        """Have the cache forget what it keeps for nobody, but blocks of one prompt."""
+        ledger = self._allocator.ledger
+        there = (ledger.hash_to_block.get(each) for each in hashes)
+        kept = [block for block in there if block is not None]
+        for block in kept:
+            ledger.acquire(block)
+        self._paged.evict_cached_blocks()
+        for block in kept:
+            ledger.release(block)
 
     def _take(self, count: int) -> list[int]:
         """Take so many blocks, which are free."""
