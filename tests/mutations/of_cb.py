@@ -30,6 +30,14 @@ _DROPPED = f"{_SLOTS}::test_blocks_without_slots_are_counted_and_slots_come_back
 
 CB = (
     Mutant(
+        name="code_of_parts_of_nobody",
+        why="A part of the same name that computes otherwise finds states that it never computes.",
+        file=_MODEL,
+        find='{"parts": parts}',
+        replace="{}",
+        killers=(f"{_SPACES}[part]",),
+    ),
+    Mutant(
         name="autocast_of_nobody",
         why="A model that computes in bfloat16 goes on with states that it never computes.",
         file=_MODEL,

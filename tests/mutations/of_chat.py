@@ -120,7 +120,7 @@ CHAT = (
         name="code_of_models_ignored",
         why="A class of the same name computes other states.",
         file=_MODEL,
-        find='"code": _code_of(model),',
+        find='"code": code,',
         replace='"code": "",',
         killers=(f"{_KEYS}[code]",),
     ),

@@ -129,6 +129,7 @@ class TestKeySpace:
             "experts",
             "precision",
             "code",
+            "part",
             "frequencies",
             "kind",
             pytest.param("autocast", marks=KEEPS_TYPES_APART),
@@ -161,6 +162,10 @@ class TestKeySpace:
 
             LlamaForCausalLM.__qualname__ = "LlamaForCausalLM"
             model.__class__ = LlamaForCausalLM
+        elif change == "part":
+            mlp = model.model.layers[1].mlp
+            name = type(mlp).__name__
+            mlp.__class__ = type(name, (type(mlp),), {"__module__": __name__})
         with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
             assert before.digest != identity_of(model).keyspace.digest
 

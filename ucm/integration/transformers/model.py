@@ -10,6 +10,7 @@ prefix is refused by name.
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -105,6 +106,7 @@ def identify(
     experts = getattr(model.config, "_experts_implementation", None)
     page = block_tokens * shape.token_elements * shape.dtype.itemsize
     layout = ucm.paged_layout({"kv": page}, block_tokens=block_tokens)
+    code, parts = _code_of(model)
     config = json.loads(model.config.to_json_string(use_diff=False))
     kept = {key: value for key, value in config.items() if key not in _NOT_DECIDING}
     keyspace = ucm.keyspace_of(
@@ -119,10 +121,11 @@ def identify(
             "layers": shape.layers,
             "attention": model.config._attn_implementation,  # noqa: SLF001 - no other name
             "precision": torch.get_float32_matmul_precision(),
-            "code": _code_of(model),
+            "code": code,
             "made": _made_by(model),
         }
         | ({"autocast": str(cast)} if (cast := autocast_of(shape.device.type)) else {})
+        | ({"parts": parts} if parts else {})
         | ({"compiled": True} if given is not model else {})
         | ({"experts": experts} if experts not in (None, "eager") else {}),
     )
@@ -275,15 +278,34 @@ def _made_by(model: PreTrainedModel) -> list[str]:
     return [types.hexdigest(), reading.digest.hex()]
 
 
-def _code_of(model: PreTrainedModel) -> str:
-    """Return a digest of the code of the model's class; others may have its name."""
+def _code_of(model: PreTrainedModel) -> tuple[str, list[str]]:
+    """
+    Return digests of the code of the model's class, and of others': some have the same name.
+
+    Others are those of its parts, and what all these are made of, but of what the key has
+    the release.
+    """
+    whole = _file_of(type(model))
+    made_of = {each for part in model.modules() for each in type(part).__mro__}
+    files = {_file_of(each) for each in made_of if not _is_released(each)} - {whole}
+    code, *others = (
+        hashlib.sha256(each.read_bytes()).hexdigest() for each in (whole, *files)
+    )
+    return code, sorted(others)
+
+
+def _is_released(kind: type) -> bool:
+    """Return whether a class is of Python, torch or transformers itself."""
+    package = kind.__module__.partition(".")[0]
+    return package in sys.stdlib_module_names or package in ("torch", "transformers")
+
+
+def _file_of(kind: type) -> Path:
     try:
-        code = Path(inspect.getfile(type(model))).read_bytes()
+        return Path(inspect.getfile(kind)).resolve(strict=True)
     except (OSError, TypeError):
-        raise _refused(
-            "model", type(model).__name__, "the code of its class is in no file"
-        ) from None
-    return hashlib.sha256(code).hexdigest()
+        problem = "the code of its class is in no file"
+        raise _refused("model", kind.__name__, problem) from None
 
 
 def _refused(
