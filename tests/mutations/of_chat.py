@@ -23,6 +23,24 @@ _LIMITS = "tests/examples/test_chat.py::TestLimits"
 
 CHAT = (
     Mutant(
+        name="one_token_alone_restored",
+        why="A prompt that is computed anew behind it is saved as another.",
+        file=_DYNAMIC,
+        find="default=columns) + 1",
+        replace="default=columns)",
+        killers=(
+            f"{_TESTS}/test_dynamic.py::TestExact::test_one_token_alone_is_not_restored",
+        ),
+    ),
+    Mutant(
+        name="ids_of_a_save_unseen",
+        why="What a tokenizer returns is no tensor, and the error says nothing of that.",
+        file=_DYNAMIC,
+        find="        check_ids(input_ids)\n",
+        replace="",
+        killers=(f"{_MISTAKES}::test_save_of_no_batch_is_refused",),
+    ),
+    Mutant(
         name="whole_prompt_restored",
         why="There is nothing left to compute, of which the first new token would come.",
         file=_DYNAMIC,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache, StaticCache
 
 from tests.e2e.models import LLAMA
@@ -197,6 +198,23 @@ class TestExact:
         with pytest.raises(LayoutError, match=r"past_key_values: .* tokens"):
             prompts.save(done.sequences, restored)
 
+    def test_one_token_alone_is_not_restored(self, tmp_path: Path) -> None:
+        """Behind it a prompt that is computed anew would not be seen, and be saved as another."""
+        model, ids = model_of(LLAMA), IDS[:, :8]
+        with open_prompts(tmp_path, model, block_tokens=1) as prompts:
+            assert 1 == prompts.save(
+                ids, generate(model, ids[:, :1], num_tokens=1).past_key_values
+            )
+            assert (None, 0) == prompts.restore(ids)
+            assert 1 == prompts.save(
+                ids, generate(model, ids[:, :2], num_tokens=1).past_key_values
+            )
+            past, num_tokens = prompts.restore(ids)
+            assert 2 == num_tokens
+            done = generate(model, ids, past, prompt_lookup_num_tokens=2)
+            with pytest.raises(LayoutError, match=r"past_key_values: .* tokens"):
+                prompts.save(done.sequences, past)
+
     def test_generated_tokens_are_restored_too(self, prompts: Any) -> None:
         """What a model has said is the beginning of what it is asked next."""
         model = model_of(LLAMA)
@@ -317,15 +335,22 @@ class TestMistakes:
             (torch.zeros((1, 4), dtype=torch.long), torch.tensor([[1, 1, 1, 0]])),
             (torch.zeros((1, 4), dtype=torch.long), torch.tensor([[0, 1, 0, 1]])),
             (torch.full((1, 40), -1), None),
+            (transformers.BatchEncoding({"input_ids": IDS}), None),
         ],
-        ids=["flat", "floats", "rows", "longer", "right", "holes", "negative"],
+        ids=["flat", "floats", "rows", "longer", "right", "holes", "negative", "all"],
     )
     def test_prompt_that_is_no_batch_is_refused(
-        self, prompts: Any, ids: torch.Tensor, mask: Any
+        self, prompts: Any, ids: Any, mask: Any
     ) -> None:
         """Before anything is asked."""
         with pytest.raises(KeyFormatError):
             prompts.restore(ids, mask)
+
+    @pytest.mark.parametrize("ids", [IDS[0], IDS.tolist(), {"input_ids": IDS}])
+    def test_save_of_no_batch_is_refused(self, prompts: Any, ids: Any) -> None:
+        """By what it is: a tokenizer returns more than ids."""
+        with pytest.raises(KeyFormatError, match="input_ids are"):
+            prompts.save(ids, generate(model_of(LLAMA), IDS).past_key_values)
 
     @pytest.mark.parametrize(
         "case", ["static", "short", "batch", "type", "layers", "empty"]

@@ -30,7 +30,7 @@ from ucm.config import UCMConfig
 from ucm.errors import DeviceTimeoutError, LayoutError
 from ucm.integration.computing import autocast_of
 from ucm.integration.transformers.model import identify
-from ucm.integration.transformers.prompts import Row, rows_of
+from ucm.integration.transformers.prompts import Row, check_ids, rows_of
 from ucm.integration.transformers.staging import Lane, Staging, States
 from ucm.prefixes import Place, PrefixHasher
 
@@ -165,7 +165,9 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         self._check_autocast()
         rows = self._rows(input_ids, attention_mask, None, salt)
         columns = input_ids.shape[1] - 1  # what is generated comes of the last one
-        least = min((row.padding for row in rows), default=columns)
+        # One token alone is not worth it: what computes its prompt anew behind a cache leaves
+        # so many tokens too many, less one, and ``save`` is to see that.
+        least = min((row.padding for row in rows), default=columns) + 1
         with contextlib.ExitStack() as kept:
             for row in rows:
                 place = Place(tenant=row.tenant)
@@ -248,10 +250,12 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         Return what a cache holds just now, for ``save_held``; no state is copied.
 
         Raises:
+            KeyFormatError: The ids are no batch.
             LayoutError: The cache is not one of this model over these ids, or not computed
                 as where this was opened.
         """
         self._check_autocast()
+        check_ids(input_ids)
         if (now := getattr(self._config, "is_causal", None)) != self._is_causal:
             # Set while a forward pass has it as an argument, for all threads; where two of
             # these overlap it stays.
