@@ -33,6 +33,17 @@ CHAT = (
         ),
     ),
     Mutant(
+        name="code_of_attention_of_nobody",
+        why="What is registered under a known name finds states that it never computes.",
+        file=_MODEL,
+        find="    made_of |= _attention_of(model)\n",
+        replace="",
+        killers=(
+            f"{_TESTS}/test_model.py::TestKeySpace::"
+            "test_whatever_computes_otherwise_makes_another[seen]",
+        ),
+    ),
+    Mutant(
         name="ids_of_a_save_unseen",
         why="What a tokenizer returns is no tensor, and the error says nothing of that.",
         file=_DYNAMIC,

@@ -169,12 +169,12 @@ class TestKeySpace:
         with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
             assert before.digest != identity_of(model).keyspace.digest
 
-    @pytest.mark.parametrize("change", ["part", "class", "compiled", "layer"])
+    @pytest.mark.parametrize("change", ["part", "class", "compiled", "layer", "seen"])
     def test_whatever_computes_otherwise_makes_another(
         self, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """R-05: what takes the place of a part's ``forward``, or of that of all of its class,
-        and what is compiled, as a whole or in place."""
+        """R-05: what takes the place of a part's ``forward``, of that of all of its class,
+        or of attention, and what is compiled, as a whole or in place."""
         before = identity_of(model_of(LLAMA)).keyspace
         model = copy.deepcopy(model_of(LLAMA))
         layer = model.model.layers[1]
@@ -184,6 +184,12 @@ class TestKeySpace:
             monkeypatch.setattr(type(layer.mlp), "forward", lambda _, given: given)
         elif change == "compiled":
             model = torch.compile(model, backend="eager")
+        elif change == "seen":
+            known = transformers.AttentionInterface._global_mapping
+            mine = functools.partial(
+                lambda own, *of, **by: own(*of, **by), known["sdpa"]
+            )
+            monkeypatch.setitem(known, "sdpa", mine)
         else:
             layer.compile(backend="eager")
         assert before.digest != identity_of(model).keyspace.digest
