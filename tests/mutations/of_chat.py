@@ -16,6 +16,7 @@ _EXACT = f"{_TESTS}/test_dynamic.py::TestExact"
 _FOUND = f"{_TESTS}/test_dynamic.py::TestFound"
 _MISTAKES = f"{_TESTS}/test_dynamic.py::TestMistakes"
 _KEYS = f"{_TESTS}/test_model.py::TestKeySpace::test_whatever_decides_the_states_makes_another"
+_OTHERWISE = f"{_TESTS}/test_model.py::TestKeySpace::test_whatever_computes_otherwise_makes_another"
 _REFUSED = f"{_TESTS}/test_model.py::TestRefusals"
 _NO_PREFIX = f"{_REFUSED}::test_model_whose_states_are_no_prefix_is_refused"
 _NO_BATCH = f"{_MISTAKES}::test_prompt_that_is_no_batch_is_refused"
@@ -36,20 +37,9 @@ CHAT = (
         name="code_of_attention_of_nobody",
         why="What is registered under a known name finds states that it never computes.",
         file=_MODEL,
-        find="    made_of |= _attention_of(model)\n",
-        replace="",
-        killers=(
-            f"{_TESTS}/test_model.py::TestKeySpace::"
-            "test_whatever_computes_otherwise_makes_another[seen]",
-        ),
-    ),
-    Mutant(
-        name="ids_of_a_save_unseen",
-        why="What a tokenizer returns is no tensor, and the error says nothing of that.",
-        file=_DYNAMIC,
-        find="        check_ids(input_ids)\n",
-        replace="",
-        killers=(f"{_MISTAKES}::test_save_of_no_batch_is_refused",),
+        find="code_of(model, attention)",
+        replace="code_of(model)",
+        killers=(f"{_OTHERWISE}[seen]",),
     ),
     Mutant(
         name="whole_prompt_restored",

@@ -10,12 +10,17 @@ Threading: any thread.
 
 import contextlib
 import functools
+import hashlib
+import inspect
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch.nn.modules import module as everywhere
 
-__all__ = ["autocast_of", "casting", "casts_here", "changes_of", "hooks_of"]
+__all__ = ["autocast_of", "casting", "casts_here", "changes_of", "code_of", "hooks_of"]
 
 
 def autocast_of(kind: str) -> torch.dtype | None:
@@ -73,6 +78,33 @@ def changes_of(module: torch.nn.Module) -> Iterator[str]:
         yield "compiled"
 
 
+def code_of(model: torch.nn.Module, *called: object) -> tuple[str, list[str]]:
+    """
+    Return digests of the code of a model's class, and of others': some have the same name.
+
+    Others are those of its parts, what all these are made of, and what else it calls, but not
+    of Python, torch and transformers, whose release says what they are.
+
+    Raises:
+        OSError, TypeError: Some of it is in no file.
+    """
+    whole = _file_of(type(model))
+    made_of: set[object] = {
+        each for part in model.modules() for each in type(part).__mro__
+    }
+    for each in filter(None, map(_unwrapped, called)):
+        made_of.add(each if inspect.isroutine(each) else type(each))
+    known = {*sys.stdlib_module_names, "torch", "transformers"}
+    others = {each for each in made_of if _made_in(each).partition(".")[0] not in known}
+    files = [whole, *({*map(_file_of, others)} - {whole})]
+    code, *rest = (hashlib.sha256(each.read_bytes()).hexdigest() for each in files)
+    return code, sorted(rest)
+
+
+def _file_of(kind: Any) -> Path:  # noqa: ANN401 - a class, or a function
+    return Path(inspect.getfile(kind)).resolve(strict=True)
+
+
 def _replaced(module: torch.nn.Module) -> object | None:
     """Return a function that is not that of the class, or is not of the class's own code."""
     owner = next(each for each in type(module).__mro__ if "forward" in vars(each))
@@ -88,6 +120,10 @@ def _replaced(module: torch.nn.Module) -> object | None:
 
 def _made_in(called: object) -> str:
     """Return the module of what is called in the end."""
+    return str(getattr(_unwrapped(called), "__module__", ""))
+
+
+def _unwrapped(called: object) -> object:
     while isinstance(called, functools.partial):
         called = called.func
-    return str(getattr(called, "__module__", ""))
+    return called

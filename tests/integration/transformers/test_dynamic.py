@@ -346,12 +346,6 @@ class TestMistakes:
         with pytest.raises(KeyFormatError):
             prompts.restore(ids, mask)
 
-    @pytest.mark.parametrize("ids", [IDS[0], IDS.tolist(), {"input_ids": IDS}])
-    def test_save_of_no_batch_is_refused(self, prompts: Any, ids: Any) -> None:
-        """By what it is: a tokenizer returns more than ids."""
-        with pytest.raises(KeyFormatError, match="input_ids are"):
-            prompts.save(ids, generate(model_of(LLAMA), IDS).past_key_values)
-
     @pytest.mark.parametrize(
         "case", ["static", "short", "batch", "type", "layers", "empty"]
     )

@@ -7,28 +7,20 @@ prompts of two tokens, and what it leaves behind is looked at. What cannot be re
 prefix is refused by name.
 """
 
-import functools
 import hashlib
 import inspect
 import json
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import torch
 import transformers
-from transformers import (
-    AttentionInterface,
-    DynamicCache,
-    DynamicLayer,
-    PreTrainedModel,
-)
+from transformers import AttentionInterface, DynamicCache, DynamicLayer, PreTrainedModel
 
 import ucm
 from ucm.errors import ConfigError
-from ucm.integration.computing import autocast_of, changes_of, hooks_of
+from ucm.integration.computing import autocast_of, changes_of, code_of, hooks_of
 from ucm.integration.digest import read_weights
 
 __all__ = ["Identity", "Shape", "identify", "observe"]
@@ -285,47 +277,13 @@ def _made_by(model: PreTrainedModel) -> list[str]:
 
 
 def _code_of(model: PreTrainedModel) -> tuple[str, list[str]]:
-    """
-    Return digests of the code of the model's class, and of others': some have the same name.
-
-    Others are those of its parts, what all these are made of, and of its attention, but not
-    of what the key has the release.
-    """
-    whole = _file_of(type(model))
-    made_of: set[Any] = {
-        each for part in model.modules() for each in type(part).__mro__
-    }
-    made_of |= _attention_of(model)
-    files = {_file_of(each) for each in made_of if not _is_released(each)} - {whole}
-    code, *others = (
-        hashlib.sha256(each.read_bytes()).hexdigest() for each in (whole, *files)
-    )
-    return code, sorted(others)
-
-
-def _attention_of(model: PreTrainedModel) -> set[Any]:
-    """Return the function, or the class of an object, that is registered for its attention."""
-    name = model.config._attn_implementation  # noqa: SLF001 - no other name
-    called: Any = AttentionInterface().get(name)
-    while isinstance(called, functools.partial):
-        called = called.func
-    if called is None:  # eager: its own
-        return set()
-    return {called if inspect.isroutine(called) else type(called)}
-
-
-def _is_released(kind: Any) -> bool:  # noqa: ANN401 - a class, or a function
-    """Return whether something is of Python, torch or transformers itself."""
-    package = kind.__module__.partition(".")[0]
-    return package in sys.stdlib_module_names or package in ("torch", "transformers")
-
-
-def _file_of(kind: Any) -> Path:  # noqa: ANN401 - a class, or a function
+    """Return digests of the code of the model's class, and of others; see ``code_of``."""
+    attention = AttentionInterface().get(model.config._attn_implementation)  # noqa: SLF001 - no other name
     try:
-        return Path(inspect.getfile(kind)).resolve(strict=True)
+        return code_of(model, attention)
     except (OSError, TypeError):
-        problem = "the code of its class is in no file"
-        raise _refused("model", kind.__name__, problem) from None
+        problem = "the code of its class, or of a part's, is in no file"
+        raise _refused("model", type(model).__name__, problem) from None
 
 
 def _refused(

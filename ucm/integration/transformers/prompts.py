@@ -11,7 +11,7 @@ import torch
 from ucm.errors import KeyFormatError
 from ucm.prefixes import PrefixHasher, tenant_of
 
-__all__ = ["Row", "check_ids", "rows_of"]
+__all__ = ["Row", "rows_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -52,7 +52,9 @@ def rows_of(
     Raises:
         KeyFormatError: It is no such batch.
     """
-    check_ids(input_ids)
+    if len(getattr(input_ids, "shape", ())) != 2 or input_ids.is_floating_point():
+        told = getattr(input_ids, "shape", type(input_ids).__name__)
+        raise KeyFormatError(f"input_ids are {told}, not [batch, length] of integers")
     paddings = [0] * len(input_ids)
     if attention_mask is not None:
         paddings = _paddings(input_ids, attention_mask)
@@ -64,23 +66,6 @@ def rows_of(
         )
         for padding, tokens in zip(paddings, input_ids.tolist(), strict=True)
     ]
-
-
-def check_ids(input_ids: object) -> None:
-    """
-    Refuse what are no ids of a batch, such as all that a tokenizer returns.
-
-    Raises:
-        KeyFormatError: Says what they are.
-    """
-    told = type(input_ids).__name__
-    if isinstance(input_ids, torch.Tensor):
-        if input_ids.dim() == 2 and not input_ids.is_floating_point():
-            return
-        told = f"{input_ids.dtype} {[*input_ids.shape]}"
-    raise KeyFormatError(
-        f"input_ids are {told}, not a tensor [batch, length] of integers"
-    )
 
 
 def _paddings(input_ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
