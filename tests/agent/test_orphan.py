@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.agent.test_process import ROOT
-from tests.kit.agents import agent_pid, end_agent
-from ucm.agent.launch import Launcher
+from tests.kit.agents import agent_pid, end_agent, exit_code
+from ucm.agent.launch import REFUSED, Launcher
 from ucm.config import UCMConfig
 
 _SUBREAPER = 36
@@ -69,6 +69,22 @@ class TestOrphan:
             assert (keeper, 0) == os.waitpid(keeper, 0)
         finally:
             system.prctl(_SUBREAPER, 0, 0, 0, 0)
+
+    def test_python_without_files_in_memory_starts_agents(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: one that is built for an old C library has none; an agent reads what it is given, however long."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        place.slab.mkdir()
+        (place.slab / "slab.json").touch()
+        tier = {"type": "nowhere", "path": "x" * (1 << 19)}
+        launch = Launcher(UCMConfig.from_mapping(place.settings | {"tiers": [tier]}))
+        launch()
+        assert REFUSED == exit_code(launch)
+        assert launch._agent is not None
+        assert "unknown name" in launch._agent.problem
 
     def test_engine_whose_agents_parent_was_killed_starts_agents(
         self, place, monkeypatch

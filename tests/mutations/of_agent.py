@@ -360,6 +360,16 @@ AGENT = (
         ),
     ),
     Mutant(
+        name="settings_of_an_agent_cut_short",
+        why="R-63: an agent of many tiers refuses what it reads, and nothing is fetched.",
+        file="ucm/agent/launch.py",
+        find="            ours.sendall(settings)\n",
+        replace="            ours.sendall(settings[:_MOST_TEXT])\n",
+        killers=(
+            "tests/agent/test_orphan.py::TestOrphan::test_python_without_files_in_memory_starts_agents",
+        ),
+    ),
+    Mutant(
         name="engines_without_end",
         why="An agent keeps a connection, and what it wants, for as many engines as come.",
         file=_NODE,

@@ -213,7 +213,7 @@ TRACE = (
         name="log_without_an_end",
         why="A log fills the disk.",
         file=_LOG_FILE,
-        find="                self._put_aside()\n",
+        find="                self._put_aside()  # while it is ours\n",
         replace="                pass\n",
         killers=(
             f"{_FILES}::TestRotation::test_lines_stay_whole_and_the_oldest_file_goes",

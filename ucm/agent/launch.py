@@ -128,16 +128,15 @@ class _Agent:
         self._said = b""
         self._code: int | None = None
         self._lock = threading.Lock()
+        ours, its = socket.socketpair()
         self._reader, writer = os.pipe()
         self._close = weakref.finalize(self, os.close, self._reader)
         os.set_blocking(self._reader, False)
-        with (
-            open(writer, "wb") as told,
-            open(os.memfd_create("ucm-agent"), "r+b") as given,
-        ):
-            given.write(settings)
-            given.seek(0)
-            self.pid = keeper.start(given.fileno(), told.fileno())
+        with open(writer, "wb") as told, ours, its:
+            self.pid = keeper.start(its.fileno(), told.fileno())
+            ours.settimeout(_BETWEEN_S)
+            ours.sendall(settings)
+            ours.shutdown(socket.SHUT_WR)  # also where another thread has forked
 
     def poll(self) -> int | None:
         """Return its exit code; None while it lives. Any thread."""
