@@ -3,6 +3,7 @@
 
 import json
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -19,6 +20,7 @@ from tests.stores.slab_kit import open_slab
 from ucm.agent import node
 from ucm.agent.__main__ import main
 from ucm.agent.client import AgentClient
+from ucm.agent.launch import REFUSED
 from ucm.agent.protocol import Follow
 from ucm.blocks import keyspace_prefix
 from ucm.testing.store_blocks import BLOCK_BYTES, load, make_keyspace, payload, save
@@ -129,6 +131,15 @@ def here(tmp_path, monkeypatch):
 
 
 class TestMain:
+    def test_process_that_calls_it_hears_its_signals_as_before(
+        self, tmp_path, monkeypatch
+    ) -> None:
+        """R-63: only an agent's own process ends by SIGTERM with code 0, not who tests one."""
+        argv = ["ucm.agent", "--config", str(tmp_path / "none")]
+        monkeypatch.setattr(sys, "argv", argv)
+        before = signal.getsignal(signal.SIGTERM)
+        assert (REFUSED, before) == (main(), signal.getsignal(signal.SIGTERM))
+
     def test_agent_serves_until_its_last_engine_is_gone(self, here) -> None:
         """R-53, R-63: spilled, fetched, told of, and gone behind its last engine."""
 

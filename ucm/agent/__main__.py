@@ -76,9 +76,6 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     collect_rarely()
-    # The first process of a container is not ended by a signal that it does not handle. Nothing is
-    # to be drained before it serves; then it handles this itself.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     bind_thread(AffinityPlan(arguments.cpus, "of the engine"))
     if arguments.engine_fd is not None:  # what we start may outlive us
         os.set_inheritable(arguments.engine_fd, False)
@@ -197,4 +194,7 @@ def _read(path: Path | None) -> UCMConfig:
 
 
 if __name__ == "__main__":
+    # The first process of a container is not ended by a signal that it does not handle. Nothing is
+    # to be drained before it serves; then it handles this itself.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     sys.exit(main())
