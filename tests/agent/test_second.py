@@ -48,6 +48,22 @@ class TestSecond:
             assert 0 == agent.wait(LIMIT_S)
             os.close(*writers)
 
+    def test_service_that_imports_what_it_needs_ends_when_it_is_told_to(
+        self, place: Place, tmp_path: Path
+    ) -> None:
+        """R-63: as the first process of a container it lost a signal of its first second, and waited on."""
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        (tmp_path / "anyio.py").write_text(f"open({str(fifo)!r}).read()\n")
+        command = [sys.executable, "-m", "ucm.agent"]
+        env = os.environ | {"PYTHONPATH": str(tmp_path)}
+        with subprocess.Popen(command, cwd=ROOT, env=env) as agent:
+            writers: list[int] = []
+            until(lambda: writers.extend(_writers_to(fifo)) or writers)
+            agent.send_signal(signal.SIGTERM)
+            assert 0 == agent.wait(LIMIT_S)
+            os.close(*writers)
+
     def test_service_that_meets_no_slab_says_so(self, place: Place) -> None:
         """R-63: it ended in silence, and who had misspelt the path saw it end well."""
         with place.agent("--linger", "0.1") as agent:

@@ -8,11 +8,17 @@ tells; 2 a setting cannot be used, in one line on standard error; 3 the slab has
 that says which process. For an engine that started one, as others did at the same time, that is 0.
 """
 
+import os
+import signal
+
+if __name__ == "__main__":
+    # The first process of a container is not ended by a signal that it does not handle. Nothing is
+    # to be drained before it serves; then it handles this itself. What follows takes a second.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+
 import argparse
 import contextlib
 import gc
-import os
-import signal
 import sys
 import threading
 import time
@@ -194,7 +200,4 @@ def _read(path: Path | None) -> UCMConfig:
 
 
 if __name__ == "__main__":
-    # The first process of a container is not ended by a signal that it does not handle. Nothing is
-    # to be drained before it serves; then it handles this itself.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     sys.exit(main())
