@@ -103,6 +103,24 @@ class TestOrphan:
         assert first != agent_pid(launch)
         end_agent(launch)
 
+    def test_agent_that_is_started_anew_has_the_environment_of_now(
+        self, place, monkeypatch
+    ) -> None:
+        """R-63: credentials that a host has changed meanwhile, as those that it first had may be over."""
+        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+        monkeypatch.chdir(ROOT)
+        now = [0.0]
+        launch = Launcher(UCMConfig.from_mapping(place.settings), lambda: now[0])
+        launch()
+        end_agent(launch)
+        launch()
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "of now")
+        now[0] = 61.0
+        launch()
+        environment = Path(f"/proc/{agent_pid(launch)}/environ").read_bytes()
+        assert b"AWS_SESSION_TOKEN=of now" in environment.split(b"\0")
+        end_agent(launch)
+
     def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
         self, place, monkeypatch
     ) -> None:

@@ -371,6 +371,16 @@ AGENT = (
         ),
     ),
     Mutant(
+        name="agent_of_an_old_environment",
+        why="R-63: an agent that is started anew has credentials that are over.",
+        file="ucm/agent/launch.py",
+        find="if self._keeper is None or self._keeper.environment != environment:",
+        replace="if self._keeper is None:",
+        killers=(
+            "tests/agent/test_orphan.py::TestOrphan::test_agent_that_is_started_anew_has_the_environment_of_now",
+        ),
+    ),
+    Mutant(
         name="engines_without_end",
         why="An agent keeps a connection, and what it wants, for as many engines as come.",
         file=_NODE,

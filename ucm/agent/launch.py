@@ -74,12 +74,16 @@ class _Keeper:
     ended in the table of processes for good, until no thread can be started. So the parent is a
     process that does nothing else, of which one lasts as long as this, and its agent.
 
+    Args:
+        environment: The agents'.
+
     Raises:
         OSError: It cannot be started.
         subprocess.SubprocessError: Likewise.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
         self._own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         weakref.finalize(self, self._own.close)
         self._own.settimeout(_BETWEEN_S)
@@ -90,7 +94,7 @@ class _Keeper:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(its.fileno(),),
-                env=environment_without(_BINDING),
+                env=environment,
                 start_new_session=True,
                 timeout=_BETWEEN_S,
                 check=True,
@@ -254,7 +258,9 @@ class Launcher:
     def _start(self) -> None:
         self._started_at = self._clock()
         try:
-            self._keeper = self._keeper or _Keeper()
+            environment = environment_without(_BINDING)
+            if self._keeper is None or self._keeper.environment != environment:
+                self._keeper = _Keeper(environment)
             self._agent = _Agent(self._keeper, self._settings)
             self._is_over = False
         except (OSError, subprocess.SubprocessError):
