@@ -30,3 +30,25 @@ def test_listing_that_broke_off_is_told_again_by_the_next_one() -> None:
     follower.join(second)
     follower.follow()
     assert [] == follower.heard
+
+
+def test_all_is_told_again_also_where_the_end_of_a_listing_broke_off() -> None:
+    """R-57: an agent is lost while it is told what its listing left out, after a subscriber forgot
+    all; what its successor has of that is told again."""
+    numbers = range(3)
+    first, second, follower = Ledger(1), Ledger(1), Follower()
+    for number in numbers:
+        second.stored(0, key_of(number))
+    follower.join(second)
+    follower.follow()
+    follower.mirror.tell_again()
+    follower.join(first)
+    told = now(follower.reader)
+    assert told.listed
+    next(follower.mirror.apply(told))  # no more of it
+    follower.heard.clear()
+    follower.join(second)
+    follower.follow()
+    assert [hash_at(number) for number in numbers] == [
+        each.block_hash for each in follower.heard
+    ]

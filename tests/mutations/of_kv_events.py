@@ -170,6 +170,16 @@ KV_EVENTS = (
         killers=(f"{_FOLLOWS}::test_what_went_while_no_agent_was_there_is_told",),
     ),
     Mutant(
+        name="listing_is_over_before_it_swept",
+        why="R-57: where an agent is lost just then, routers that forgot all do not hear of what was left to sweep.",
+        file=_MIRROR,
+        find="            yield from self._sweep()\n            self._tells_again = False\n",
+        replace="            self._tells_again = False\n            yield from self._sweep()\n",
+        killers=(
+            "tests/agent/test_mirror.py::test_all_is_told_again_also_where_the_end_of_a_listing_broke_off",
+        ),
+    ),
+    Mutant(
         name="part_of_a_block_is_told_as_stored",
         why="A router counts on a block of which another rank's part is gone.",
         file=_MIRROR,

@@ -136,8 +136,8 @@ class Mirror:
             else:
                 yield from self._removed(entry.medium, key)
         if told.listed:
-            self._tells_again = False
             yield from self._sweep()
+            self._tells_again = False
 
     def _stored(self, medium: int, key: PackedKey, said: bytes) -> Iterator[News]:
         name = block_of(key)
