@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a mirror tells of a ledger whose listings break off."""
 
-from tests.agent.ledger_kit import Follower, hash_at, key_of, now
+from tests.agent.ledger_kit import DIGEST, Follower, hash_at, key_of, now
 from ucm.agent.ledger import AT_ONCE, Ledger
+from ucm.blocks import keyspace_prefix
 
 
 def test_listing_that_broke_off_is_told_again_by_the_next_one() -> None:
@@ -52,3 +53,27 @@ def test_all_is_told_again_also_where_the_end_of_a_listing_broke_off() -> None:
     assert [hash_at(number) for number in numbers] == [
         each.block_hash for each in follower.heard
     ]
+
+
+def test_block_of_two_key_spaces_is_there_behind_a_change() -> None:
+    """R-57: the engine's hash of a block is the same with other weights: that it is gone under the
+    former ones is told before that it is there, also where the agent is lost between."""
+    other, numbers = bytes(16), range(3)
+    ledger, follower = Ledger(1), Follower()
+    for digest in (DIGEST, other):
+        for number in numbers:
+            ledger.stored(0, key_of(number, digest=digest))
+    follower.join(ledger)
+    follower.follow()
+    follower.mirror.tell_again(keyspace_prefix(other))
+    follower.join(ledger, other)
+    first = next(follower.mirror.apply(now(follower.reader)))  # no more of it
+    assert not first.is_stored
+    follower.heard.clear()
+    follower.there.pop((0, 0, first.block_hash))
+    follower.join(ledger, other)
+    follower.follow()
+    assert [False, False, True, True, True] == [
+        each.is_stored for each in follower.heard
+    ]
+    assert {(0, 0, hash_at(number)) for number in numbers} == set(follower.there)

@@ -165,18 +165,38 @@ KV_EVENTS = (
         name="listing_sweeps_nothing",
         why="What went while no agent was there is told of for ever.",
         file=_MIRROR,
-        find="            yield from self._sweep()\n",
-        replace="            pass\n",
+        find="for at, it in blocks.items() if it.parts != whole]",
+        replace="for at, it in blocks.items() if False]",
         killers=(f"{_FOLLOWS}::test_what_went_while_no_agent_was_there_is_told",),
     ),
     Mutant(
         name="listing_is_over_before_it_swept",
         why="R-57: where an agent is lost just then, routers that forgot all do not hear of what was left to sweep.",
         file=_MIRROR,
-        find="            yield from self._sweep()\n            self._tells_again = False\n",
-        replace="            self._tells_again = False\n            yield from self._sweep()\n",
+        find="            whole = self._all\n",
+        replace="            whole, self._tells_again = self._all, False\n",
         killers=(
             "tests/agent/test_mirror.py::test_all_is_told_again_also_where_the_end_of_a_listing_broke_off",
+        ),
+    ),
+    Mutant(
+        name="former_weights_blocks_go_last",
+        why="R-57: with weights that were there before, routers hear that blocks are gone which the slab has.",
+        file=_MIRROR,
+        find="            if prefix := self._prefix:\n",
+        replace="            if prefix := b'':\n",
+        killers=(
+            "tests/agent/test_mirror.py::test_block_of_two_key_spaces_is_there_behind_a_change",
+        ),
+    ),
+    Mutant(
+        name="mirror_is_told_no_key_space",
+        why="R-57: the same, as nobody says which blocks are of former weights.",
+        file=_TELLER,
+        find="self._mirror.tell_again(keyspace_prefix(self._digest))",
+        replace="self._mirror.tell_again()",
+        killers=(
+            "tests/integration/vllm/test_kv_events_world.py::test_subscriber_has_what_is_there",
         ),
     ),
     Mutant(

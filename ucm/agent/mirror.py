@@ -9,7 +9,7 @@ slow, the mirror tells the difference to what it told before: nobody has to forg
 Pure; for one thread.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import attrs
@@ -99,6 +99,8 @@ class Mirror:
         self._all = (1 << len(self._bits)) - 1
         self._media: dict[int, dict[bytes, _Block]] = {}
         self._tells_again = False
+        self._prefix = b""
+        """Of a key space whose others are gone once it is listed."""
 
     def __len__(self) -> int:
         """Return how many blocks are told of, in each medium once."""
@@ -115,9 +117,15 @@ class Mirror:
                 if block.told is not None:
                     yield self._news(medium, name, block, is_stored=False)
 
-    def tell_again(self) -> None:
-        """With the next listing that comes to its end tell of all that is there, told or not."""
-        self._tells_again = True
+    def tell_again(self, prefix: bytes = b"") -> None:
+        """
+        With the next listing that comes to its end tell of all that is there, told or not.
+
+        Args:
+            prefix: What is listed begins with it. What does not is gone first: another key space
+                may have the same blocks by the engine's hashes, which are then there.
+        """
+        self._tells_again, self._prefix = True, prefix
 
     def apply(self, told: Told) -> Iterator[News]:
         """
@@ -129,6 +137,11 @@ class Mirror:
             for blocks in self._media.values():
                 for block in blocks.values():
                     block.parts = 0
+            if prefix := self._prefix:
+                yield from self._sweep(
+                    lambda blocks: [at for at in blocks if not at.startswith(prefix)]
+                )
+                self._prefix = b""
         for entry in told.entries:
             key = PackedKey(entry.key)
             if entry.is_stored:
@@ -136,7 +149,10 @@ class Mirror:
             else:
                 yield from self._removed(entry.medium, key)
         if told.listed:
-            yield from self._sweep()
+            whole = self._all
+            yield from self._sweep(
+                lambda blocks: [at for at, it in blocks.items() if it.parts != whole]
+            )
             self._tells_again = False
 
     def _stored(self, medium: int, key: PackedKey, said: bytes) -> Iterator[News]:
@@ -171,12 +187,12 @@ class Mirror:
         if block.told is not None:
             yield self._gone(medium, name, block)
 
-    def _sweep(self) -> Iterator[News]:
-        """Tell of what a listing left out."""
+    def _sweep(
+        self, gone: Callable[[dict[bytes, _Block]], list[bytes]]
+    ) -> Iterator[News]:
+        """Tell of what is gone, by name."""
         for medium, blocks in self._media.items():
-            whole = self._all
-            gone = [name for name, block in blocks.items() if block.parts != whole]
-            for name in gone:
+            for name in gone(blocks):
                 if not (block := blocks[name]).parts:
                     del blocks[name]
                 if block.told is not None:

@@ -253,7 +253,7 @@ class EventTeller(NoTeller):
             self._ready.append(_Ready(self._words.events(news), _counted(news)))
 
     def _again(self) -> None:
-        self._mirror.tell_again()
+        self._mirror.tell_again(keyspace_prefix(self._digest))
         self._follow_anew()
 
     def _follow_anew(self) -> None:
