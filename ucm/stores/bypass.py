@@ -22,7 +22,7 @@ from typing import Any, Final
 import attrs
 
 from ucm.blocks import PackedKey
-from ucm.errors import StoreBypassedError, StoreUnavailableError, text_of
+from ucm.errors import StoreBypassedError, StoreError, StoreUnavailableError, text_of
 from ucm.metrics import Counters
 from ucm.reasons import Reason
 from ucm.stores.abc import Store
@@ -105,11 +105,27 @@ def _asks(verb: str) -> Callable[..., Any]:
     return ask
 
 
+def _has(verb: str) -> Callable[..., Any]:
+    """Return what has the inner store do what nobody waits for, bypassed or not."""
+
+    def have(self: "BypassStore", *given: object) -> Any:  # noqa: ANN401 - the verb's answer
+        """Have it done; StoreUnavailableError for whatever a store of others raises."""
+        try:
+            return getattr(self.inner, verb)(*given)
+        except (KeyboardInterrupt, SystemExit, StoreError):
+            raise
+        except BaseException as exc:  # it would end the engine, or a thread of it
+            raise StoreUnavailableError(text_of(exc)) from exc
+
+    return have
+
+
 class BypassStore(WrapperStore):
     """
     Asks a store's index only while it answers, and loads from it do not hang.
 
-    Threading: for one thread, the one that looks up and hears of loads.
+    Threading: for one thread, the one that looks up and hears of loads; what neither asks nor
+    hears is forwarded on any.
 
     Args:
         inner: The store; closed with this one.
@@ -150,6 +166,8 @@ class BypassStore(WrapperStore):
     match = _asks("match")
     contains = _asks("contains")
     touch = _asks("touch")
+    describe, keyspaces = _has("describe"), _has("keyspaces")
+    forget = _has("forget")
 
     def _judge(self, trouble: Reason, text: str) -> None:
         """Take note of a bad answer, and of what was wrong with it."""

@@ -82,7 +82,7 @@ class SchedulerHalf:
             predicts=setup.config.predict_loads and self._parks,
             batches=1 + setup.topology.stages,
         )
-        self._neighbours = Neighbours(store, setup.threads)
+        self._neighbours = Neighbours(self._store, setup.threads)
         self._lookups = Lookups(
             *(setup.layout, self._adapter.misses),
             elsewhere=self._neighbours.holding,
@@ -101,7 +101,7 @@ class SchedulerHalf:
             *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),
             *(self._counters, self._clock),
         )
-        self._forgetter = Forgetter(store, setup.threads, self._tiers.forget)
+        self._forgetter = Forgetter(self._store, setup.threads, self._tiers.forget)
         self.events = open_teller(setup, client, self._counters)
         self._hits = Hits(self._counters, store.capabilities.tier)
         self.hit_sources = self._hits.sources

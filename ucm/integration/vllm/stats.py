@@ -306,7 +306,7 @@ class SchedulerNumbers:
         try:
             tell_store(self._counters, self._store.stats())
             self._answers = True
-        except Exception:  # noqa: BLE001 - a store of others: the next look is to come
+        except BaseException:  # noqa: BLE001 - a store of others: the next look is to come
             self._answers = False
         self._told_serving = self._is_serving
         self._counters.set("ucm_healthy", int(self._told_serving))
