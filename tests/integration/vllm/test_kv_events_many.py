@@ -66,3 +66,18 @@ def test_what_a_lost_agent_had_told_is_told_once(world: World) -> None:
     told = taken(world)
     assert {True} == {is_gone for is_gone, _ in told}
     assert (len(BLOCKS), {1}) == (len(told), set(told.values()))
+
+
+def test_engine_that_takes_all_the_time_keeps_nobody_waiting(world: World) -> None:
+    """R-57: each step of the engine asks for more; in one turn of its loop, before it hears the
+    agent again, the client's thread makes events of some blocks all the same."""
+    world.tell(*map(stored, BLOCKS), begins=True, listed=True)
+    told = 0
+    while world.client.waiting or world.teller._ready:
+        turn, world.client.waiting = world.client.waiting, []
+        for call in turn:
+            call()
+            told += sum(len(event.block_hashes) for event in world.teller.take())
+        assert len(turn) <= 2
+        told += sum(len(event.block_hashes) for event in world.teller.take())
+    assert len(BLOCKS) == told

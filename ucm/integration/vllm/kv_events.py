@@ -144,6 +144,8 @@ class EventTeller(NoTeller):
         self._mirror = Mirror(shards)
         self._news: Iterator[News] | None = None
         """What was told and is not made events of; None: nothing."""
+        self._goes_on = False
+        """It does soon: no second time in one turn of the client's loop, however often it is asked."""
         self._tiers: tuple[str, ...] = ()
         self._number = 0
         self._is_asked = False
@@ -238,15 +240,22 @@ class EventTeller(NoTeller):
 
     def _go_on(self) -> None:
         """Make events of some of what was told, as long as there is room; others come in between."""
+        if self._goes_on:
+            return
         if self._news is not None:
             if len(self._ready) >= _MOST_READY:
                 return
             self._tell(news := list(itertools.islice(self._news, _MOST_NEWS)))
             if len(news) == _MOST_NEWS:
-                self._client.call(self._go_on)
+                self._goes_on = True
+                self._client.call(self._go_on_now)
                 return
             self._news, self._is_asked = None, False
         self._ask()
+
+    def _go_on_now(self) -> None:
+        self._goes_on = False
+        self._go_on()
 
     def _tell(self, news: Sequence[News]) -> None:
         if news:
