@@ -148,7 +148,7 @@ CB = (
     Mutant(
         name="forward_of_its_class",
         why="A model of which a part was replaced goes on with states of the whole one.",
-        file=_MODEL,
+        file=_COMPUTING,
         find='types.update(f"{name} {each}\\n".encode())',
         replace="pass",
         killers=(f"{_OTHERWISE}[part]", f"{_OTHERWISE}[class]"),

@@ -6,6 +6,8 @@ from tests.mutations.mutant import Mutant
 __all__ = ["CHAT"]
 
 _DOOR = "ucm/integration/transformers"
+_COMPUTING = "ucm/integration/computing.py"
+_CODE = "tests/integration/test_computing.py::TestCode::test"
 _DYNAMIC = f"{_DOOR}/dynamic.py"
 _MODEL = f"{_DOOR}/model.py"
 _PROMPTS = f"{_DOOR}/prompts.py"
@@ -37,9 +39,41 @@ CHAT = (
         name="code_of_attention_of_nobody",
         why="What is registered under a known name finds states that it never computes.",
         file=_MODEL,
-        find="code_of(model, attention)",
-        replace="code_of(model)",
-        killers=(f"{_OTHERWISE}[seen]",),
+        find="code_of(model, *seen)",
+        replace="code_of(model, *seen[1:])",
+        killers=(f"{_OTHERWISE}[Attention]",),
+    ),
+    Mutant(
+        name="code_of_masks_of_nobody",
+        why="States of tokens that saw others are found under a mask of somebody's own.",
+        file=_MODEL,
+        find="code_of(model, *seen)",
+        replace="code_of(model, *seen[:1])",
+        killers=(f"{_OTHERWISE}[AttentionMask]",),
+    ),
+    Mutant(
+        name="code_of_a_wrapper_by_its_name",
+        why="What wraps attention, and changes it, finds states that it never computes.",
+        file=_COMPUTING,
+        find='names.get("__name__") or _made_in(kind)',
+        replace="_made_in(kind)",
+        killers=(f"{_CODE}_function_of_others_is_found_whatever_name_it_bears",),
+    ),
+    Mutant(
+        name="code_behind_a_wrapper_unread",
+        why="A decorator of torch hides whose function it is.",
+        file=_COMPUTING,
+        find='_unwrapped(getattr(called, "__wrapped__", None))',
+        replace="None",
+        killers=(f"{_CODE}_function_of_others_is_found_whatever_name_it_bears",),
+    ),
+    Mutant(
+        name="code_of_torch_jit_unread",
+        why="Two parts that torch compiled have one class, and find each other's states.",
+        file=_COMPUTING,
+        find="isinstance(part, torch.jit.ScriptModule)",
+        replace="part is None",
+        killers=(f"{_CODE}_what_torch_has_compiled_by_itself_is_refused",),
     ),
     Mutant(
         name="whole_prompt_restored",

@@ -12,15 +12,25 @@ import contextlib
 import functools
 import hashlib
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch.nn.modules import module as everywhere
 
-__all__ = ["autocast_of", "casting", "casts_here", "changes_of", "code_of", "hooks_of"]
+__all__ = [
+    "autocast_of",
+    "casting",
+    "casts_here",
+    "changes_of",
+    "code_of",
+    "hooks_of",
+    "types_of",
+]
 
 
 def autocast_of(kind: str) -> torch.dtype | None:
@@ -78,31 +88,70 @@ def changes_of(module: torch.nn.Module) -> Iterator[str]:
         yield "compiled"
 
 
+def types_of(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
+    """
+    Return what no file of weights holds.
+
+    That is a digest of the types that the model is of, and of what takes the place of a
+    ``forward``, and a module of the tensors that are in no checkpoint.
+    """
+    made, stored = torch.nn.Module(), model.state_dict().keys()
+    types = hashlib.sha256()
+    for name, module in model.named_modules():
+        types.update(f"{name} {type(module).__qualname__}\n".encode())
+        for each in changes_of(module):
+            types.update(f"{name} {each}\n".encode())
+        tensors = {**dict(module.named_parameters(recurse=False)), **module._buffers}  # noqa: SLF001 - those that share memory too
+        for key, each in sorted(tensors.items()):
+            if each is None:
+                continue
+            told = f"{key} {type(each).__qualname__} {each.dtype} {[*each.shape]}\n"
+            types.update(told.encode())
+            if f"{name}.{key}".lstrip(".") not in stored:
+                made.register_buffer(f"{name}.{key}".replace(".", "/"), each)
+    return types.hexdigest(), made
+
+
 def code_of(model: torch.nn.Module, *called: object) -> tuple[str, list[str]]:
     """
     Return digests of the code of a model's class, and of others': some have the same name.
 
-    Others are those of its parts, what all these are made of, and what else it calls, but not
-    of Python, torch and transformers, whose release says what they are.
+    Others are those of its parts, what all these are made of, and what else it calls, also
+    by way of what wraps it, but not of Python, torch and transformers, whose release says
+    what they are.
 
     Raises:
-        OSError, TypeError: Some of it is in no file.
+        OSError: Some of it is in no file; says whose.
     """
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise OSError("what torch.jit has compiled is in no file")
     whole = _file_of(type(model))
     made_of: set[object] = {
         each for part in model.modules() for each in type(part).__mro__
     }
-    for each in filter(None, map(_unwrapped, called)):
+    for each in itertools.chain(*map(_wrapped, called)):
         made_of.add(each if inspect.isroutine(each) else type(each))
     known = {*sys.stdlib_module_names, "torch", "transformers"}
-    others = {each for each in made_of if _made_in(each).partition(".")[0] not in known}
+    others = {each for each in made_of if _home(each).partition(".")[0] not in known}
     files = [whole, *({*map(_file_of, others)} - {whole})]
     code, *rest = (hashlib.sha256(each.read_bytes()).hexdigest() for each in files)
     return code, sorted(rest)
 
 
 def _file_of(kind: Any) -> Path:  # noqa: ANN401 - a class, or a function
-    return Path(inspect.getfile(kind)).resolve(strict=True)
+    is_of_python = isinstance(kind, type | FunctionType | MethodType)
+    try:  # of a native function it is its module that has one
+        file = inspect.getfile(kind if is_of_python else sys.modules[_home(kind)])
+        return Path(file).resolve(strict=True)
+    except (OSError, TypeError, KeyError):
+        told = getattr(kind, "__qualname__", kind)
+        raise OSError(f"the code of {told}, of {_home(kind)}, is in no file") from None
+
+
+def _home(kind: object) -> str:
+    """Return the module of a class or function; what wraps another bears that one's name."""
+    names = getattr(kind, "__globals__", {})
+    return str(names.get("__name__") or _made_in(kind))
 
 
 def _replaced(module: torch.nn.Module) -> object | None:
@@ -121,6 +170,16 @@ def _replaced(module: torch.nn.Module) -> object | None:
 def _made_in(called: object) -> str:
     """Return the module of what is called in the end."""
     return str(getattr(_unwrapped(called), "__module__", ""))
+
+
+def _wrapped(called: object) -> list[object]:
+    """Return what is called in the end, and what that says that it wraps."""
+    found: list[object] = []
+    called = _unwrapped(called)
+    while called is not None and not any(called is each for each in found):
+        found.append(called)
+        called = _unwrapped(getattr(called, "__wrapped__", None))
+    return found
 
 
 def _unwrapped(called: object) -> object:

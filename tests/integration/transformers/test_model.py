@@ -29,12 +29,7 @@ from tests.e2e.models import (
     MISTRAL,
     Recipe,
 )
-from tests.integration.transformers.kit import (
-    BF16,
-    KEEPS_TYPES_APART,
-    OTHER,
-    model_of,
-)
+from tests.integration.transformers.kit import BF16, KEEPS_TYPES_APART, OTHER, model_of
 from ucm.errors import ConfigError
 from ucm.integration.transformers.model import identify, observe
 
@@ -169,12 +164,15 @@ class TestKeySpace:
         with torch.autocast("cpu", torch.bfloat16, enabled=change == "autocast"):
             assert before.digest != identity_of(model).keyspace.digest
 
-    @pytest.mark.parametrize("change", ["part", "class", "compiled", "layer", "seen"])
+    @pytest.mark.parametrize(
+        "change",
+        ["part", "class", "compiled", "layer", "Attention", "AttentionMask"],
+    )
     def test_whatever_computes_otherwise_makes_another(
         self, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """R-05: what takes the place of a part's ``forward``, of that of all of its class,
-        or of attention, and what is compiled, as a whole or in place."""
+        of attention or its mask, and what is compiled, as a whole or in place."""
         before = identity_of(model_of(LLAMA)).keyspace
         model = copy.deepcopy(model_of(LLAMA))
         layer = model.model.layers[1]
@@ -184,8 +182,8 @@ class TestKeySpace:
             monkeypatch.setattr(type(layer.mlp), "forward", lambda _, given: given)
         elif change == "compiled":
             model = torch.compile(model, backend="eager")
-        elif change == "seen":
-            known = transformers.AttentionInterface._global_mapping
+        elif change.startswith("Attention"):
+            known = getattr(transformers, f"{change}Interface")._global_mapping
             mine = lambda *of, own=known["sdpa"], **by: own(*of, **by)
             monkeypatch.setitem(known, "sdpa", mine)
         else:

@@ -7,7 +7,6 @@ prompts of two tokens, and what it leaves behind is looked at. What cannot be re
 prefix is refused by name.
 """
 
-import hashlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -16,11 +15,17 @@ from typing import Any, Final
 import attrs
 import torch
 import transformers
-from transformers import AttentionInterface, DynamicCache, DynamicLayer, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    DynamicCache,
+    DynamicLayer,
+    PreTrainedModel,
+)
 
 import ucm
 from ucm.errors import ConfigError
-from ucm.integration.computing import autocast_of, changes_of, code_of, hooks_of
+from ucm.integration.computing import autocast_of, code_of, hooks_of, types_of
 from ucm.integration.digest import read_weights
 
 __all__ = ["Identity", "Shape", "identify", "observe"]
@@ -255,35 +260,21 @@ def _made_by(model: PreTrainedModel) -> list[str]:
     loaded has other types, also where its weights have a name; what was compiled, or replaced
     by a faster kernel, has a function in place of its class's ``forward``.
     """
-    made, stored = torch.nn.Module(), model.state_dict().keys()
-    types = hashlib.sha256()
-    for name, module in model.named_modules():
-        types.update(f"{name} {type(module).__qualname__}\n".encode())
-        for each in changes_of(module):
-            types.update(f"{name} {each}\n".encode())
-        tensors = {**dict(module.named_parameters(recurse=False)), **module._buffers}  # noqa: SLF001 - those that share memory too
-        for key, each in sorted(tensors.items()):
-            if each is None:
-                continue
-            told = f"{key} {type(each).__qualname__} {each.dtype} {[*each.shape]}\n"
-            types.update(told.encode())
-            if f"{name}.{key}".lstrip(".") not in stored:
-                made.register_buffer(f"{name}.{key}".replace(".", "/"), each)
+    types, made = types_of(model)
     reading = read_weights([made], lambda: False)
     if reading is None or not reading.digest:
-        name = type(model).__name__
-        raise _refused("buffers", name, "what it computes with cannot be read")
-    return [types.hexdigest(), reading.digest.hex()]
+        raise _refused("buffers", type(model).__name__, "they cannot be read")
+    return [types, reading.digest.hex()]
 
 
 def _code_of(model: PreTrainedModel) -> tuple[str, list[str]]:
     """Return digests of the code of the model's class, and of others; see ``code_of``."""
-    attention = AttentionInterface().get(model.config._attn_implementation)  # noqa: SLF001 - no other name
+    name = model.config._attn_implementation  # noqa: SLF001 - no other name
+    seen = [each().get(name) for each in (AttentionInterface, AttentionMaskInterface)]
     try:
-        return code_of(model, attention)
-    except (OSError, TypeError):
-        problem = "the code of its class, or of a part's, is in no file"
-        raise _refused("model", type(model).__name__, problem) from None
+        return code_of(model, *seen)
+    except OSError as error:
+        raise _refused("model", type(model).__name__, str(error)) from None
 
 
 def _refused(
