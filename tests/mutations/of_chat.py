@@ -76,6 +76,14 @@ CHAT = (
         killers=(f"{_CODE}_what_torch_has_compiled_by_itself_is_refused",),
     ),
     Mutant(
+        name="save_of_no_tensor_looked_into",
+        why="A list of tokens is an AttributeError of ours, and no word of what is wrong.",
+        file=_DYNAMIC,
+        find="        check_batch(input_ids, attention_mask)\n",
+        replace="",
+        killers=(f"{_MISTAKES}::test_what_is_no_tensor_is_refused",),
+    ),
+    Mutant(
         name="whole_prompt_restored",
         why="There is nothing left to compute, of which the first new token would come.",
         file=_DYNAMIC,

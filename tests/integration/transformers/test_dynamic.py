@@ -335,9 +335,8 @@ class TestMistakes:
             (torch.zeros((1, 4), dtype=torch.long), torch.tensor([[1, 1, 1, 0]])),
             (torch.zeros((1, 4), dtype=torch.long), torch.tensor([[0, 1, 0, 1]])),
             (torch.full((1, 40), -1), None),
-            (transformers.BatchEncoding({"input_ids": IDS}), None),
         ],
-        ids=["flat", "floats", "rows", "longer", "right", "holes", "negative", "all"],
+        ids=["flat", "floats", "rows", "longer", "right", "holes", "negative"],
     )
     def test_prompt_that_is_no_batch_is_refused(
         self, prompts: Any, ids: Any, mask: Any
@@ -345,6 +344,25 @@ class TestMistakes:
         """Before anything is asked."""
         with pytest.raises(KeyFormatError):
             prompts.restore(ids, mask)
+
+    @pytest.mark.parametrize(
+        ("ids", "mask"),
+        [
+            (IDS.tolist(), None),
+            (IDS.numpy(), None),
+            (transformers.BatchEncoding({"input_ids": IDS}), None),
+            (IDS, torch.ones_like(IDS).tolist()),
+        ],
+        ids=["list", "array", "all", "mask"],
+    )
+    def test_what_is_no_tensor_is_refused(
+        self, prompts: Any, ids: Any, mask: Any
+    ) -> None:
+        """Both verbs say what it is, before anything else of it is looked at."""
+        with pytest.raises(KeyFormatError, match="not a tensor"):
+            prompts.restore(ids, mask)
+        with pytest.raises(KeyFormatError, match="not a tensor"):
+            prompts.save(ids, generate(model_of(LLAMA), IDS).past_key_values, mask)
 
     @pytest.mark.parametrize(
         "case", ["static", "short", "batch", "type", "layers", "empty"]

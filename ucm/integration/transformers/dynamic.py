@@ -30,7 +30,7 @@ from ucm.config import UCMConfig
 from ucm.errors import DeviceTimeoutError, LayoutError
 from ucm.integration.computing import autocast_of
 from ucm.integration.transformers.model import identify
-from ucm.integration.transformers.prompts import Row, rows_of
+from ucm.integration.transformers.prompts import Row, check_batch, rows_of
 from ucm.integration.transformers.staging import Lane, Staging, States
 from ucm.prefixes import Place, PrefixHasher
 
@@ -250,10 +250,12 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         Return what a cache holds just now, for ``save_held``; no state is copied.
 
         Raises:
+            KeyFormatError: The ids are no such batch.
             LayoutError: The cache is not one of this model over these ids, or not computed
                 as where this was opened.
         """
         self._check_autocast()
+        check_batch(input_ids, attention_mask)
         if (now := getattr(self._config, "is_causal", None)) != self._is_causal:
             # Set while a forward pass has it as an argument, for all threads; where two of
             # these overlap it stays.

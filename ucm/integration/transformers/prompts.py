@@ -5,13 +5,15 @@ Prompts as ``generate`` takes them: ids and a mask, rows padded at their left.
 Pure. What is wrong with them is a ``KeyFormatError``.
 """
 
+from typing import Any
+
 import attrs
 import torch
 
 from ucm.errors import KeyFormatError
 from ucm.prefixes import PrefixHasher, tenant_of
 
-__all__ = ["Row", "rows_of"]
+__all__ = ["Row", "check_batch", "rows_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -52,9 +54,7 @@ def rows_of(
     Raises:
         KeyFormatError: It is no such batch.
     """
-    if len(getattr(input_ids, "shape", ())) != 2 or input_ids.is_floating_point():
-        told = getattr(input_ids, "shape", type(input_ids).__name__)
-        raise KeyFormatError(f"input_ids are {told}, not [batch, length] of integers")
+    check_batch(input_ids, attention_mask)
     paddings = [0] * len(input_ids)
     if attention_mask is not None:
         paddings = _paddings(input_ids, attention_mask)
@@ -66,6 +66,23 @@ def rows_of(
         )
         for padding, tokens in zip(paddings, input_ids.tolist(), strict=True)
     ]
+
+
+def check_batch(input_ids: Any, attention_mask: object) -> None:  # noqa: ANN401 - checked here
+    """
+    Refuse what are no ids of a batch, such as all that a tokenizer returns.
+
+    Raises:
+        KeyFormatError: Says what they are.
+    """
+    is_one = isinstance(input_ids, torch.Tensor)
+    if not is_one or input_ids.dim() != 2 or input_ids.is_floating_point():
+        told = [*input_ids.shape] if is_one else type(input_ids).__name__
+        form = "a tensor [batch, length] of integers"
+        raise KeyFormatError(f"input_ids are {told}, not {form}")
+    if not isinstance(attention_mask, torch.Tensor | None):
+        told = type(attention_mask).__name__
+        raise KeyFormatError(f"attention_mask is {told}, not a tensor")
 
 
 def _paddings(input_ids: torch.Tensor, mask: torch.Tensor) -> list[int]:
