@@ -134,7 +134,7 @@ agent.started: info, agent, process
     > media pid
 agent.ended: info, agent, process
     They are not any more.
-    > pid
+    > pid error
 agent.refused: warning, agent, change
     Somebody at the socket is not served.
     > error

@@ -9,6 +9,7 @@ _EMPTIED = "tests/backends/test_files_emptied.py"
 _SLAB = "tests/stores/test_slab_short.py"
 _WEIGHTS = "tests/integration/vllm/test_weights.py::TestAnswers"
 _AGENT = "tests/agent/test_exhausted.py"
+_ADDRESS = "tests/agent/test_address.py"
 
 SHORT = (
     Mutant(
@@ -98,5 +99,21 @@ SHORT = (
         find="        os.stat(self.path(MANIFEST))\n",
         replace="",
         killers=(f"{_EMPTIED}::test_put_into_an_emptied_directory_leaves_nothing",),
+    ),
+    Mutant(
+        name="agent_that_nobody_finds_stays",
+        why="R-63: engines that come are served by nobody, or there are two agents.",
+        file="ucm/agent/address.py",
+        find='        return "" if is_own else',
+        replace='        return "" if self else',
+        killers=(f"{_ADDRESS}::test_name_that_another_agent_has_stays",),
+    ),
+    Mutant(
+        name="socket_of_the_next_agent_removed",
+        why="R-63: whoever comes then is served by nobody.",
+        file="ucm/agent/address.py",
+        find="            if self._own and os.path.samestat(",
+        replace="            if self._own or os.path.samestat(",
+        killers=(f"{_ADDRESS}::test_name_that_another_agent_has_stays",),
     ),
 )

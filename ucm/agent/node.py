@@ -4,8 +4,9 @@ The agent's process: one slab, its tiers, the socket, and when it ends.
 
 One agent per slab, by a lock on a file beside it. It outlives the engine that started it,
 because others share it and because the backlog is still to be spilled; it ends when no
-engine has been there for a while and nothing waits, when the slab's files are gone, or when
-it is told to (SIGTERM): then it takes no further wants and spills for a bounded time.
+engine has been there for a while and nothing waits, when the slab's files are gone, or its own
+socket, at which nobody finds it any more, or when it is told to (SIGTERM): then it takes no further
+wants and spills for a bounded time.
 """
 
 import fcntl
@@ -25,13 +26,14 @@ import msgspec
 from anyio import BrokenResourceError
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
+from ucm.agent.address import Address
 from ucm.agent.admission import admission_of
 from ucm.agent.calls import ThreadCalls
 from ucm.agent.connection import Connection
 from ucm.agent.core import AgentCore
 from ucm.agent.feeding import feed_slab, feed_tiers
 from ucm.agent.ledger import Ledger
-from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME, digest_of, within
+from ucm.agent.protocol import LOCK_NAME, digest_of
 from ucm.agent.troubles import ServerTroubles, Troubles, servers_of
 from ucm.backends.opening import open_backend
 from ucm.backends.watched import WatchedBackend
@@ -149,8 +151,12 @@ class Node:
         async with self._stack:
             self._stack.enter_context(self._call)
             await self._open_tiers()
-            listener = await self._listen()
+            address = Address(Path(self._config.store.path))
+            self._stack.callback(address.close)  # before the lock is another agent's
+            listener = await address.listen()
+            self._stack.push_async_callback(listener.aclose)
             self._log.info(AGENT_STARTED, media=self._media, pid=os.getpid())
+            why = ""
             async with anyio.create_task_group() as self._tasks:
                 self._tasks.start_soon(self._obey_signals)
                 self._tasks.start_soon(self._summarize)
@@ -159,7 +165,7 @@ class Node:
                 accepting = anyio.CancelScope()
                 self._tasks.start_soon(self._accept, listener, accepting)
                 try:
-                    await self._stay()
+                    why = await self._stay(address)
                 finally:
                     self._on_end()
                 accepting.cancel()
@@ -169,7 +175,7 @@ class Node:
                 self._tell_troubles()
                 self._tell_totals()
                 self._tasks.cancel_scope.cancel()
-        self._log.info(AGENT_ENDED, pid=os.getpid())
+        self._log.info(AGENT_ENDED, pid=os.getpid(), **({"error": why} if why else {}))
 
     async def _open_tiers(self) -> None:
         limit = self._config.timeout.tier
@@ -194,14 +200,6 @@ class Node:
                     tell_writes=partial(self._tell_tier, number, {"direction": "save"}),
                 )
             )
-
-    async def _listen(self) -> SocketListener:
-        fd = os.open(self._config.store.path, os.O_PATH | os.O_DIRECTORY)
-        self._stack.callback(os.close, fd)
-        self._stack.callback(_remove_socket, fd)  # before the lock is another agent's
-        listener = await anyio.create_unix_listener(within(fd, SOCKET_NAME), mode=0o600)
-        self._stack.push_async_callback(listener.aclose)
-        return listener
 
     # Peers.
 
@@ -303,19 +301,22 @@ class Node:
 
     # When it ends.
 
-    async def _stay(self) -> None:
-        """Return when nobody needs the agent any more."""
+    async def _stay(self, address: Address) -> str:
+        """Return when nobody needs the agent any more, or finds it: then why."""
         self._left_at = time.monotonic()
         while not self._is_told_to_end.is_set():
             with anyio.move_on_after(_LOOK_S):
                 await self._is_told_to_end.wait()
             self._tell_troubles()
             self._servers.look(self._tiers)
+            if why := address.why_lost():
+                return why
             is_idle = all(core.is_idle for core in self._cores.values())
             if self._num_engines or not is_idle or self._linger_s is None:
                 continue
             if time.monotonic() - self._left_at > self._linger_s:
-                return
+                break
+        return ""
 
     async def _obey_signals(self) -> None:
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -376,11 +377,6 @@ class Node:
             seconds = time.monotonic() - self._told_at
             self._told, self._told_at = totals, self._told_at + seconds
             self._log.info(SUMMARY, seconds=round(seconds, 3), totals=dict(more))
-
-
-def _remove_socket(directory: int) -> None:
-    with suppress(FileNotFoundError):  # the slab is gone, and it with it
-        os.unlink(SOCKET_NAME, dir_fd=directory)
 
 
 def _flat(name: str, told: object) -> dict[str, int]:

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An agent whose name somebody takes away while it lives."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.agent.test_process import LIMIT_S, Place, until
+from tests.stores.slab_kit import open_slab
+from ucm.agent.address import Address
+from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME
+
+
+def why_ended(place: Place) -> list[str]:
+    """Return why agents have ended, as their logs say."""
+    texts = [
+        line for log in place.log.iterdir() for line in log.read_text().splitlines()
+    ]
+    lines = map(json.loads, texts)
+    return [line["error"] for line in lines if line["event"] == "agent.ended"]
+
+
+@pytest.mark.slow
+class TestProcess:
+    @pytest.mark.parametrize("gone", [[SOCKET_NAME], [SOCKET_NAME, LOCK_NAME]])
+    def test_agent_that_nobody_finds_ends_and_the_next_one_serves(
+        self, place: Place, gone: list[str]
+    ) -> None:
+        """R-63: it went on with those whom it had; who came was served by nobody, or by a second
+        agent, whose socket the first one took away as it ended."""
+        with open_slab(place.slab, 64), place.agent("--linger", "-1") as first:
+            with place.client() as client:
+                for name in gone:
+                    (place.slab / name).unlink()
+                assert 0 == first.wait(LIMIT_S)
+                with place.agent("--linger", "-1"):
+                    until(lambda: client.agents.count == 2)
+            (told,) = why_ended(place)
+            assert told.startswith("its socket is gone: [Errno 2]")
+
+    def test_agent_of_a_slab_that_is_gone_ends_though_no_engine_came(
+        self, place: Place
+    ) -> None:
+        """R-63: it kept its tiers' directories from the agent of the slab that took the place."""
+        with open_slab(place.slab, 64), place.agent("--linger", "-1") as first:
+            until((place.slab / SOCKET_NAME).exists)
+            shutil.rmtree(place.slab)
+            with open_slab(place.slab, 64):
+                assert 0 == first.wait(LIMIT_S)
+
+
+@pytest.mark.asyncio
+async def test_name_that_another_agent_has_stays(tmp_path: Path) -> None:
+    """R-63: who ends behind another agent's begin leaves it its socket."""
+    first, second = Address(tmp_path), Address(tmp_path)
+    async with await first.listen():
+        assert "" == first.why_lost()
+        async with await second.listen():
+            assert first.why_lost().endswith("is the socket of another agent")
+            first.close()
+            assert "" == second.why_lost()
+            async with await anyio.connect_unix(tmp_path / SOCKET_NAME):
+                pass
+            second.close()
+    assert [] == os.listdir(tmp_path)
