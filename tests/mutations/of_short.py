@@ -116,4 +116,14 @@ SHORT = (
         replace="            if self._own or os.path.samestat(",
         killers=(f"{_ADDRESS}::test_name_that_another_agent_has_stays",),
     ),
+    Mutant(
+        name="job_kept_without_a_thread",
+        why="X-14: a tier whose first threads could not be started has no answer for ever.",
+        file="ucm/backends/_crew.py",
+        find="        self._hire(1)\n        job = Job(work)\n        self._jobs.append(job)\n",
+        replace="        job = Job(work)\n        self._jobs.append(job)\n        self._hire(1)\n",
+        killers=(
+            "tests/backends/test_crew_short.py::test_call_without_a_thread_leaves_nothing_to_those_that_come",
+        ),
+    ),
 )

@@ -254,11 +254,11 @@ class Crew:
             return
         batch = _Batch(items, work, results, nbytes)
         shares = min(len(items), self.num_threads)
+        self._hire(shares)  # where it raises nobody comes to the batch later
         self._open.add(batch)
         for _ in range(shares):
             self._queue.put(batch)
         self._num_shares += shares
-        self._hire()
         try:
             await batch.over.wait()
         except asyncio.CancelledError:
@@ -279,9 +279,9 @@ class Crew:
 
     def start(self, work: Callable[[], _T]) -> "Job[_T]":
         """Call *work* on some thread, whoever waits for it."""
+        self._hire(1)
         job = Job(work)
         self._jobs.append(job)
-        self._hire()
         self._queue.put(job.batch)
         return job
 
@@ -323,8 +323,9 @@ class Crew:
                 if batch is None or not batch.is_begun:
                     self._queue.put(batch)
 
-    def _hire(self) -> None:
-        busy = self._num_shares + self._num_jobs + self.num_hung
+    def _hire(self, more: int) -> None:
+        """Start threads for so much more; raises RuntimeError where there is none for anything."""
+        busy = self._num_shares + self._num_jobs + self.num_hung + more
         wanted = min(self.num_threads, busy)
         while len(self._threads) < wanted:
             thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
