@@ -55,10 +55,14 @@ class DescriptorSink:
     def __init__(self, descriptor: int, *, is_ours: bool) -> None:
         self._descriptor = descriptor
         self._is_ours = is_ours
+        self._is_torn = False
+        """Whether the last line is not whole, and none may stand beside it."""
 
     def write(self, text: str) -> int:
-        """Write; what cannot be, into a closed pipe, is lost."""
-        data = memoryview(text.encode("utf-8", "backslashreplace"))
+        """Write; what cannot be, into a closed pipe or to a full disk, is lost."""
+        given = text.encode("utf-8", "backslashreplace")
+        given = b"\n" + given if self._is_torn else given
+        data = memoryview(given)
         while data:
             try:
                 data = data[os.write(self._descriptor, data) :]
@@ -67,7 +71,10 @@ class DescriptorSink:
                 poll.register(self._descriptor, select.POLLOUT)
                 poll.poll(_RETRY_MS)
             except OSError:
-                return bytes(data).count(b"\n")
+                if written := given[: -len(data)]:
+                    self._is_torn = not written.endswith(b"\n")
+                return min(bytes(data).count(b"\n"), text.count("\n"))
+        self._is_torn = False
         return 0
 
     def close(self) -> None:
@@ -187,6 +194,8 @@ class _Buffer:
                 self._num_chars = 0
                 is_over = self._is_closed and not lines
             if is_over:
+                if dropped:  # by the last lines, and there may be room again
+                    self._sink.write(self._tell_dropped(dropped))
                 self._sink.close()
                 return
             if self._regular is not None and (told := self._regular.due()):

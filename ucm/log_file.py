@@ -57,8 +57,10 @@ class RotatingFile:
         try:
             for data in self._parts(text):
                 self._find_room(len(data))
-                rest = memoryview(b"\n" + data if self._is_torn else data)
-                self._is_torn = False
+                if self._is_torn:  # apart: it is the end of none of these lines
+                    os.write(self._descriptor, b"\n")
+                    self._is_torn = False
+                rest = memoryview(data)
                 while rest:
                     count = os.write(self._descriptor, rest)
                     left -= bytes(rest[:count]).count(b"\n")

@@ -9,6 +9,7 @@ _EMPTIED = "tests/backends/test_files_emptied.py"
 _SLAB = "tests/stores/test_slab_short.py"
 _WEIGHTS = "tests/integration/vllm/test_weights.py::TestAnswers"
 _AGENT = "tests/agent/test_exhausted.py"
+_LOG = "tests/test_log_room.py"
 _ADDRESS = "tests/agent/test_address.py"
 
 SHORT = (
@@ -125,5 +126,23 @@ SHORT = (
         killers=(
             "tests/backends/test_crew_short.py::test_call_without_a_thread_leaves_nothing_to_those_that_come",
         ),
+    ),
+    Mutant(
+        name="line_beside_a_cut_one",
+        why="R-22: a line behind a full disk cannot be read, and counts as written.",
+        file="ucm/line_writer.py",
+        find='                    self._is_torn = not written.endswith(b"\\n")',
+        replace="                    self._is_torn = not written",
+        killers=(
+            f"{_LOG}::test_lines_behind_a_cut_one_are_whole_and_the_others_counted",
+        ),
+    ),
+    Mutant(
+        name="loss_at_the_end_of_a_log_untold",
+        why="R-22: whoever reads a log takes it for whole.",
+        file="ucm/line_writer.py",
+        find="                if dropped:  # by the last lines",
+        replace="                if dropped and lines:  # by the last lines",
+        killers=(f"{_LOG}::test_lines_that_were_the_last_ones_are_told_of",),
     ),
 )
