@@ -145,4 +145,14 @@ SHORT = (
         replace="                if dropped and lines:  # by the last lines",
         killers=(f"{_LOG}::test_lines_that_were_the_last_ones_are_told_of",),
     ),
+    Mutant(
+        name="blocks_put_into_a_removed_file",
+        why="R-51: what is told as spilled is gone with the agent, and nothing says so.",
+        file="ucm/backends/disk/_drive.py",
+        find="        if not os.fstat(self._fd).st_nlink:",
+        replace="        if os.fstat(self._fd).st_nlink < 0:",
+        killers=(
+            "tests/backends/test_disk_removed.py::test_blocks_that_nobody_would_find_again_are_not_taken",
+        ),
+    ),
 )

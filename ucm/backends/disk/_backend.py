@@ -290,6 +290,11 @@ class DiskBackend(Backend):
         }
         return [told.get(key, Verdict.ABSENT) for key in keys]
 
+    @property
+    def trouble(self) -> str:
+        """Why a drive takes no blocks."""
+        return next(filter(None, [drive.trouble for drive in self._drives]), "")
+
     async def stats(self) -> BackendStats:
         """Tell what the index knows."""
         geometry = self._slots.geometry

@@ -86,6 +86,8 @@ class Drive:
         self._index: Index | None = None
         self._marked: set[int] = set()  # extents; each has had a mark on the drive
         self.is_direct = False
+        self.trouble = ""
+        """Why it takes no blocks; empty if it does, or nobody knows."""
         try:
             mine = Manifest("ucm-disk", _SCHEMA, extent_bytes)
             told = claim(path, MANIFEST, mine, key)
@@ -229,6 +231,9 @@ class Drive:
 
     def _touch(self, extent: Extent) -> None:
         """Say that an extent is about to be written to, and before the first time how it is cut."""
+        if not os.fstat(self._fd).st_nlink:
+            self.trouble = f"{self._path / BLOCKS} was removed: end the agent (SIGTERM), the next one makes it anew"
+            raise OSError(errno.ESTALE, self.trouble)  # nobody would find it again
         if self._index is not None:
             self._index.touch(extent.number, extent.change)
         if not extent.is_marked:
