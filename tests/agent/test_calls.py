@@ -2,6 +2,7 @@
 """Blocking calls of the agent's loop, on threads."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
@@ -74,6 +75,25 @@ class TestThreadCalls:
             assert error is raised.value
             del raised
             error.__traceback__ = None
+            await calls(lambda: None)
+            assert left[0]() is None
+        finally:
+            gc.enable()
+
+    async def test_error_takes_along_what_its_call_had(self, calls):
+        """A slab that could not be opened kept descriptors until the collector came: each further
+        try of an engine found fewer."""
+        left = []
+
+        def fail():
+            mine = Gate()
+            left.append(weakref.ref(mine))
+            raise OSError("no")
+
+        gc.disable()
+        try:
+            with contextlib.suppress(OSError):
+                await calls(fail)
             await calls(lambda: None)
             assert left[0]() is None
         finally:

@@ -6,6 +6,7 @@ One file per block, header first, under a temporary name until it is whole. It b
 loop, keeps everything, and is found by processes whose path begins with ``registration``.
 """
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,7 +93,9 @@ class FileTier(Backend):
     @property
     def refusing(self) -> list[str]:
         """Of files such as ``NAME.refusing``."""
-        return [each.stem for each in self._root.glob("*.refusing")]
+        with contextlib.suppress(OSError):  # no descriptor for that: nobody knows
+            return [each.stem for each in self._root.glob("*.refusing")]
+        return []
 
     @property
     def trouble(self) -> str:

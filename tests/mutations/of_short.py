@@ -155,4 +155,22 @@ SHORT = (
             "tests/backends/test_disk_removed.py::test_blocks_that_nobody_would_find_again_are_not_taken",
         ),
     ),
+    Mutant(
+        name="slab_not_opened_keeps_its_index",
+        why="R-63: each try of an engine takes an agent some descriptors more.",
+        file="ucm/stores/slab/_locks.py",
+        find="            self.on_taken = _nothing\n",
+        replace="",
+        killers=(f"{_SLAB}::test_slab_that_cannot_be_opened_keeps_no_descriptor",),
+    ),
+    Mutant(
+        name="error_of_a_call_keeps_its_frames",
+        why="R-63: what a call had that failed is kept until the collector comes.",
+        file="ucm/agent/calls.py",
+        find="            del error, over  # which",
+        replace="            del error  # which",
+        killers=(
+            "tests/agent/test_calls.py::TestThreadCalls::test_error_takes_along_what_its_call_had",
+        ),
+    ),
 )

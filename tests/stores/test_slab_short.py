@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A slab for which the system has no thread, or no room for what is beside its blocks."""
 
+import contextlib
+import gc
 import os
 import resource
 
@@ -52,6 +54,31 @@ def test_remedy_for_too_few_open_files_removes_nothing(tmp_path):
         assert each.endswith("have more files open (ulimit -n).")
     with open_slab(path) as slab:
         assert 5 == slab.match(make_keys(5))
+
+
+def test_slab_that_cannot_be_opened_keeps_no_descriptor(tmp_path):
+    """R-63: its index and its lock held each other, and mapped files, until the collector came: of an
+    agent, which collects rarely, each try took some more."""
+    path, files, num_refused = tmp_path / "slab", resource.RLIMIT_NOFILE, 0
+    open_slab(path).close()
+    before = resource.getrlimit(files)
+    gc.collect()
+    gc.disable()
+    try:
+        used = {int(name) for name in os.listdir("/proc/self/fd")}
+        free = sorted({*range(len(used) + 12)} - used)
+        for limit in free[4:10]:
+            resource.setrlimit(files, (limit, before[1]))
+            with contextlib.suppress(ConfigError):
+                open_slab(path).close()
+                break
+            num_refused += 1
+            resource.setrlimit(files, before)
+            assert len(used) == len(os.listdir("/proc/self/fd"))
+    finally:
+        resource.setrlimit(files, before)
+        gc.enable()
+    assert num_refused
 
 
 def test_description_without_room_leaves_nothing(tmp_path):

@@ -134,7 +134,7 @@ class ThreadCalls:
             if error is not None:
                 raise error
         finally:
-            del error  # which has this frame, and what it holds
+            del error, over  # which have this frame, and what it holds
         return cast(_T, result)
 
     def _hire(self) -> None:

@@ -226,6 +226,8 @@ class FileLock:
         """Close the file; waits for the thread that holds the lock. Idempotent."""
         with self._threads:
             self.abandon()
+            # Of an index that has us: its mapping has a descriptor of its own.
+            self.on_taken = _nothing
 
     def abandon(self) -> None:
         """Close the file, whoever holds the lock. Idempotent."""
