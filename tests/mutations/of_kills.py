@@ -92,9 +92,9 @@ KILLS = (
     Mutant(
         name="agent_leaves_its_socket",
         why="Who looks at a slab finds the socket of an agent that ended long ago.",
-        file=_NODE,
-        find="        os.unlink(SOCKET_NAME, dir_fd=directory)",
-        replace="        pass",
+        file="ucm/agent/address.py",
+        find="                os.unlink(name)",
+        replace="                pass",
         killers=(f"{_PROCESS}::test_told_to_end_it_spills_what_waits",),
     ),
     Mutant(
