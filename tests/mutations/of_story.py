@@ -347,4 +347,34 @@ STORY = (
             f"{_TRACE_TESTS}::TestWhy::test_a_run_of_which_a_part_was_not_read_is_not_said_to_have_none",
         ),
     ),
+    Mutant(
+        name="story_lines_of_others_read",
+        why="R-71: the story of one request takes as long as all of a log.",
+        file=_FILES,
+        find="if word and word not in raw and _is_plain(raw):",
+        replace="if False:",
+        killers=(
+            f"{_FILE_TESTS}::TestRead::test_lines_about_others_are_not_looked_into",
+        ),
+    ),
+    Mutant(
+        name="story_odd_lines_left_out",
+        why="R-71: a request's line that spells it otherwise, or is broken, goes without a word.",
+        file=_FILES,
+        find="if word and word not in raw and _is_plain(raw):",
+        replace="if word and word not in raw:",
+        killers=(
+            f"{_FILE_TESTS}::TestRead::test_lines_about_others_are_not_looked_into",
+        ),
+    ),
+    Mutant(
+        name="story_id_that_is_no_text_raises",
+        why="R-71: bytes that are no text, given as an id, end the command with a traceback.",
+        file=_FILES,
+        find='about.encode(errors="backslashreplace")',
+        replace="about.encode()",
+        killers=(
+            f"{_FILE_TESTS}::TestRead::test_id_that_is_spelt_otherwise_in_a_line_is_found",
+        ),
+    ),
 )

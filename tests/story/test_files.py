@@ -126,6 +126,30 @@ class TestRead:
         assert 1 == reading.unread_files
         assert "rotated away" in " ".join(reading.notes())
 
+    def test_lines_about_others_are_not_looked_into(self, tmp_path):
+        """R-71: the story of one request was as slow as all of a log; whatever may be about it,
+        be it spelt otherwise or behind a torn line, is still read, and what is broken counted."""
+        others = (ended("r2"), ended("q1", life=-1))
+        path = write(tmp_path / "l", *others, ended("r1"), ended("r1-0"))
+        odd = json.dumps(ended("r1")).replace('"r1"', '"\\u00721"')
+        torn = json.dumps(ended("q2"))[:60] + json.dumps(ended("q3"))
+        later = json.dumps(ended("q4")).replace('"v": 1', '"v": 2')
+        path.write_text(f"{path.read_text()}{odd}\n{torn}\n{later}")
+        reading = Reading()
+        lines = [*read_logs(find_logs(path), reading, about="r1")]
+        assert ["r1", "r1-0", "r1"] == [each.request_id for each in lines]
+        assert 5 == reading.lines  # one of them is none, if it is looked into
+        assert (1, 1) == (reading.garbage, reading.other_schema)
+
+    def test_id_that_is_spelt_otherwise_in_a_line_is_found(self, tmp_path):
+        """R-71: clients choose ids; what JSON spells in several ways is looked for in all lines."""
+        path = write(tmp_path / "l", *map(ended, ("r\N{SNOWMAN}", 'r"', "r\\", "q")))
+        for name in ("r\N{SNOWMAN}", 'r"', "r\\"):
+            lines = read_logs(find_logs(path), Reading(), about=name)
+            assert name in [each.request_id for each in lines]
+        no_text = os.fsdecode(b"r\xff")
+        assert [] == [*read_logs(find_logs(path), Reading(), about=no_text)][3:]
+
     def test_progress_is_told_in_bytes(self, tmp_path):
         """Whoever waits for a large log sees how far it is."""
         path = write(tmp_path / "ucm-w-1.jsonl", ended(), ended())

@@ -206,7 +206,7 @@ def timeline(
         )
     reading, begins = Reading(), id_in_log(request_id or "")
     collected = collect(
-        _lines(path, reading),
+        _lines(path, reading, begins),
         lambda line: not isinstance(line, Other) and _names(line, begins),
         Collected.upto(limit, limit),
     )
@@ -231,8 +231,8 @@ def timeline(
     say_notes(notes)
 
 
-def _lines(path: Path, reading: Reading) -> Iterator[Line]:
-    """Yield the lines of a log; shows progress where somebody looks."""
+def _lines(path: Path, reading: Reading, about: str = "") -> Iterator[Line]:
+    """Yield the lines of a log, at least those about a request; shows progress where somebody looks."""
     files, done = find_logs(path), 0
     with progress("read", sum(file.nbytes for file in files)) as tell:
 
@@ -241,7 +241,7 @@ def _lines(path: Path, reading: Reading) -> Iterator[Line]:
             done += nbytes
             tell(done)
 
-        yield from read_logs(files, reading, advance)
+        yield from read_logs(files, reading, advance, about)
     if not reading.lines:
         raise _nothing(f"{path} has no line of a log of ucm", reading)
 
@@ -262,7 +262,8 @@ def _one_request(
     if not request_id:
         raise click.UsageError("REQUEST is empty")
     request_id = id_in_log(request_id)
-    collected = collect(_lines(path, reading), lambda line: _names(line, request_id))
+    lines = _lines(path, reading, request_id)
+    collected = collect(lines, lambda line: _names(line, request_id))
     lives = [
         life for life in lives_of(collected) if life.request_id.startswith(request_id)
     ]

@@ -17,7 +17,7 @@ from typing import BinaryIO, Final
 import attrs
 
 from ucm.errors import NoLogError
-from ucm.story.lines import Line, SchemaError, parse
+from ucm.story.lines import BEGIN, Line, SchemaError, parse
 
 __all__ = ["MAX_FILES", "MAX_LINE", "LogFile", "Reading", "find_logs", "read_logs"]
 
@@ -133,15 +133,20 @@ def read_logs(
     files: Iterable[LogFile],
     reading: Reading,
     on_bytes: Callable[[int], None] = lambda nbytes: None,
+    about: str = "",
 ) -> Iterator[Line]:
     """
     Yield what the lines of files say.
+
+    Lines that are as we write them and do not have *about* are counted, and not looked into.
 
     Args:
         files: As ``find_logs`` returns them.
         reading: What became of them is counted here.
         on_bytes: Told how much was read, now and then.
+        about: A request, or how it begins; lines of others may be left out.
     """
+    word = about.encode(errors="backslashreplace")  # which no plain line has
     found = list(files)
     files = [file for file in found if not file.is_packed]
     reading.packed_files += len(found) - len(files)
@@ -150,11 +155,11 @@ def read_logs(
     reading.unread_files += len(files) - len(newest)
     for file in files:
         if id(file) in kept:
-            yield from _read_file(file, reading, on_bytes)
+            yield from _read_file(file, reading, on_bytes, word)
 
 
 def _read_file(
-    file: LogFile, reading: Reading, on_bytes: Callable[[int], None]
+    file: LogFile, reading: Reading, on_bytes: Callable[[int], None], word: bytes
 ) -> Iterator[Line]:
     try:
         descriptor = os.open(file.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -172,6 +177,9 @@ def _read_file(
             if raw is None:
                 reading.garbage += 1
                 continue
+            if word and word not in raw and _is_plain(raw):
+                reading.lines += 1
+                continue
             try:
                 line = parse(raw, file.process)
             except SchemaError:
@@ -181,6 +189,12 @@ def _read_file(
             else:
                 reading.lines += 1
                 yield line
+
+
+def _is_plain(raw: bytes) -> bool:
+    """Return whether a line is as we write them: whole, one only, and with nothing escaped."""
+    is_whole = raw.startswith(BEGIN) and raw.endswith(b"}\n")
+    return is_whole and b"\\" not in raw and raw.find(BEGIN, 1) < 0
 
 
 def _raw_lines(
@@ -200,5 +214,5 @@ def _raw_lines(
         was_inside, is_inside = is_inside, not piece.endswith(b"\n")
         if is_inside and nbytes > 0 and not was_inside:
             yield None
-        elif not was_inside and piece.strip():
+        elif not was_inside and not piece.isspace():
             yield piece

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 __all__ = [
+    "BEGIN",
     "SCHEMA",
     "Count",
     "Edge",
@@ -33,6 +34,8 @@ __all__ = [
 
 SCHEMA: Final = 1
 """Version of the schema that is understood."""
+BEGIN: Final = b'{"v": %d, "event": "' % SCHEMA
+"""How each line that we write begins."""
 _MOST_RAW: Final = 4096
 _BYTES_PER_WEIGHT: Final = 512
 

@@ -56,9 +56,13 @@ class Tally:
 
     def add(self, word: str, amount: int = 1) -> None:
         """Count an amount more."""
-        if word not in self._amounts and len(self._amounts) >= _MOST_WORDS:
+        amounts = self._amounts
+        if word in amounts:
+            amounts[word] += amount
+            return
+        if len(amounts) >= _MOST_WORDS:
             word = _REST
-        self._amounts[word] = self._amounts.get(word, 0) + amount
+        amounts[word] = amounts.get(word, 0) + amount
 
     def __getitem__(self, word: str) -> int:
         """Return the amount of a word, 0 if it was never counted."""
@@ -84,13 +88,16 @@ class Durations:
 
     def add(self, seconds: float) -> None:
         """Count one more."""
-        seconds = max(0.0, seconds)
+        bucket = 0
+        if seconds > _LEAST_S:
+            bucket = math.ceil(math.log2(seconds / _LEAST_S) * _PER_DOUBLING)
+        elif seconds < 0:
+            seconds = 0.0
         self.count += 1
         self.sum_s += seconds
         self.greatest_s = max(self.greatest_s, seconds)
-        octaves = math.log2(max(seconds, _LEAST_S) / _LEAST_S)
-        bucket = math.ceil(octaves * _PER_DOUBLING)
-        self._buckets[bucket] = self._buckets.get(bucket, 0) + 1
+        buckets = self._buckets
+        buckets[bucket] = buckets.get(bucket, 0) + 1
 
     @property
     def mean_s(self) -> float:
@@ -211,9 +218,12 @@ class Totals:
             self._took(f"{direction}: {stage}", end - begin)
 
     def _took(self, name: str, seconds: float) -> None:
-        if name not in self.durations and len(self.durations) >= _MOST_WORDS:
-            name = _REST
-        self.durations.setdefault(name, Durations()).add(seconds)
+        took = self.durations.get(name)
+        if took is None:
+            if len(self.durations) >= _MOST_WORDS:
+                name = _REST
+            took = self.durations.setdefault(name, Durations())
+        took.add(seconds)
 
     def ends(self) -> Iterator[End]:
         """Yield how tickets came to nothing, by direction and outcome, the most first."""
