@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,26 @@ def test_answer_to_nobody_is_no_error(tmp_path, monkeypatch, arguments):
         code = main([*arguments, str(tmp_path / "slab")])
         sys.stdout.close()
     assert 0 == code
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_answer_that_is_read_in_part_is_nothing_that_is_not_well(tmp_path, more):
+    """Behind ``| head`` a command said with its code that what it had looked at was not well."""
+    code = "import sys; from ucm.cli.main import main; sys.exit(main())"
+    words = [sys.executable, "-c", code, "trace", "stats", "--log"]
+    out, into = os.pipe()
+    os.close(out)
+    try:
+        told = subprocess.run(
+            [*words, run_of(tmp_path / "log"), *more],
+            stdout=into,
+            stderr=subprocess.PIPE,
+            timeout=300.0,
+            check=False,
+        )
+    finally:
+        os.close(into)
+    assert (128 + signal.SIGPIPE, b"") == (told.returncode, told.stderr)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -111,6 +111,16 @@ SIGNS = (
         killers=("tests/cli/test_main.py::test_number_that_is_none_is_refused",),
     ),
     Mutant(
+        name="answer_read_in_part_is_not_well",
+        why="Behind ``| head`` a command says that what it looked at is not well.",
+        file="ucm/cli/main.py",
+        find="        return _UNREAD  #",
+        replace="        return NOT_WELL  #",
+        killers=(
+            "tests/cli/test_main.py::test_answer_that_is_read_in_part_is_nothing_that_is_not_well",
+        ),
+    ),
+    Mutant(
         name="killed_command_ends_at_once",
         why="R-71: what it measured in memory stays there for good.",
         file="ucm/cli/tidying.py",

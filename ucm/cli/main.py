@@ -4,12 +4,14 @@ The entry point of ``ucm``: its subcommands by name, and what becomes of errors.
 
 Exit codes are the same everywhere: 0 done and well; 1 done, and what was looked at is not
 well; 2 the call is wrong (its arguments or a setting); 3 what was named cannot be read: it is
-missing, foreign, damaged or does not answer. Whatever the input, an error is one line on
+missing, foreign, damaged or does not answer; 141 nobody reads the answer to its end, as behind
+``| head``: the code that a shell gives of other commands then. Whatever the input, an error is one line on
 standard error and no traceback.
 """
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -28,6 +30,8 @@ USAGE: Final = 2
 """The call is wrong."""
 UNREADABLE: Final = 3
 """What was named cannot be read."""
+_UNREAD: Final = 128 + signal.SIGPIPE
+"""Nobody reads the answer to its end."""
 
 COMMANDS: Final[dict[str, str]] = {
     "config": "ucm.cli.config:config",
@@ -80,6 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _tell(str(exc), code)
     except UCMError as exc:
         return _tell(str(exc), UNREADABLE)
+    except SystemExit as exc:
+        if exc.code != 1:
+            raise
+        return _UNREAD  # click and rich say so that standard output is closed
     except OSError as exc:
         where = f"{exc.filename}: " if exc.filename else ""
         return _tell(f"{where}{exc.strerror or exc}", UNREADABLE)
