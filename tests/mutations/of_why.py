@@ -353,10 +353,20 @@ WHY = (
         name="short_hit_not_told_as_found",
         why="R-71: tokens that were there are counted as missing.",
         file=_LOOKUPS,
-        find="        found = len(known.weighed[0]) if is_behind else match.tokens\n",
-        replace="        found = match.tokens\n",
+        find="            match = PrefixMatch(slower, match.reason, match.wanted, match.missing)\n",
+        replace="",
         killers=(
             f"{_SLOWER}::test_hit_that_does_not_pay_is_the_reason_where_it_is_most",
+        ),
+    ),
+    Mutant(
+        name="short_hit_computed_without_a_word",
+        why="R-71: tokens are told as found, none are loaded, and no line says why.",
+        file=_LOOKUPS,
+        find="        if slower and known.miss is not None:\n",
+        replace="        if False:\n",
+        killers=(
+            f"{_SLOWER}::test_short_hit_that_does_not_pay_is_told_beside_the_reason",
         ),
     ),
 )

@@ -320,13 +320,17 @@ def explain_missed(missed: Missed) -> tuple[Explained, str]:
     if not isinstance(detail, dict):
         return general, str(detail or "")[:_MOST_DETAIL]
     text = str(detail.pop("text", ""))
-    age_s = detail.pop("age_s", None)
+    age_s, slower = detail.pop("age_s", None), detail.pop("slower_tokens", None)
     if text == missed.reason:
         text = ""
     known = DETAILS.get(text) or ENDS.get(text) or Explained(_sentence(text), "")
     words = [known.meaning]
     if isinstance(age_s, int | float):
         words.append(f"That was {seconds_text(age_s)} before.")
+    if slower:
+        words.append(
+            f"The {slower} tokens before it were computed: faster than loaded."
+        )
     words += _differences(detail)
     explained = Explained(general.meaning, known.remedy or general.remedy)
     return explained, " ".join(filter(None, words))[:_MOST_DETAIL]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hits of the slab that are computed because loading them is slower."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from ucm.integration.vllm.messages import plan_in
 from ucm.reasons import Reason
 from ucm.scheduler import paying
 from ucm.scheduler.messages import Failure, StepReport, encode
+from ucm.story.lines import parse
+from ucm.story.misses import explain_missed
 
 
 def learn_slow_loads(engine: Engine) -> None:
@@ -81,6 +84,23 @@ class TestSlower:
         line = lines(tmp_path)[-1]
         keys = ("reason", "found_tokens", "wanted_tokens", "block")
         assert told == tuple(line.get(key) for key in keys)
+
+    def test_short_hit_that_does_not_pay_is_told_beside_the_reason(
+        self, tmp_path: Path
+    ) -> None:
+        """R-71: tokens were said to be found, none were loaded, and no line said why; and each such
+        look-up asked the slab for other key spaces, though some of it was found."""
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            engine.save("r", BLOCKS)
+            learn_slow_loads(engine)
+            asked: list[bytes] = []
+            engine.scheduler._lookups._elsewhere = asked.append
+            assert 0 == ask(engine, request("s", 7))
+        line = lines(tmp_path)[-1]
+        assert [] == asked
+        assert {"slower_tokens": 48} == line["detail"]
+        _, words = explain_missed(parse(json.dumps(line).encode()))
+        assert "48 tokens before it were computed" in words
 
     def test_hit_that_has_grown_is_decided_anew(self, tmp_path: Path) -> None:
         """R-59: what more came meanwhile, from a tier or another engine, may pay."""

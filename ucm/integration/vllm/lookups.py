@@ -5,7 +5,8 @@ What became of each request's look-up, once in each life.
 The engine asks in every step in which a request waits; the answer that counts is the one
 before it gives the request its blocks. Only of that one it is found out why it fell short.
 Whether a hit pays is decided when it is first found, and stands for as long as it is the same.
-One that is computed is the reason if it is most of what was wanted; else the block behind it is.
+One that is computed is the reason if it is most of what was wanted; else the block behind it is,
+and the detail has how many tokens were there.
 
 An engine takes up a request that loads only if some blocks stay free beside it. In a memory hardly
 larger than the request they never do: it would be asked for again and again, and all behind it
@@ -155,13 +156,18 @@ class Lookups:
             known.miss = None if known.life else _UNASKED
             known.life = known.life or 1
             return
-        is_behind = match.reason is MatchReason.SLOWER and match.missing is not None
-        found = len(known.weighed[0]) if is_behind else match.tokens
+        slower = 0
+        if match.reason is MatchReason.SLOWER and match.missing is not None:
+            slower = len(known.weighed[0])
+            match = PrefixMatch(slower, match.reason, match.wanted, match.missing)
         known.weighed = UNWEIGHED
         known.life += 1
-        known.found_tokens, known.wanted_tokens = found, match.wanted
+        known.found_tokens, known.wanted_tokens = match.tokens, match.wanted
         computed = known.computed_tokens
         known.miss = self._misses.explain(match, computed, self._elsewhere)
+        if slower and known.miss is not None:
+            detail = {**known.miss.detail, "slower_tokens": slower}
+            known.miss = replace(known.miss, detail=detail)
         if match.reason is MatchReason.TOO_SHORT:
             self._look_at_adapter(known)
         if known.most < NO_LIMIT:
