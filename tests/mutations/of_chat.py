@@ -220,7 +220,7 @@ CHAT = (
     Mutant(
         name="rounded_frequencies_are_the_same",
         why="R-05: a model moved to another type finds the keys of one loaded in it.",
-        file=_MODEL,
+        file=_COMPUTING,
         find='            if f"{name}.{key}".lstrip(".") not in stored:\n',
         replace="            if False:\n",
         killers=(

@@ -234,8 +234,8 @@ TRACE = (
         name="cut_line_spoils_the_next",
         why="R-73: two lines are lost for each that a full disk has cut, and one is told.",
         file=_LOG_FILE,
-        find=" if self._is_torn else data",
-        replace=" if False else data",
+        find="                if self._is_torn:  # apart",
+        replace="                if False:  # apart",
         killers=(
             f"{_FILES}::TestLoss::test_line_behind_one_that_was_cut_stands_alone",
         ),
