@@ -127,7 +127,7 @@ class Slab:
         batch: int,
     ) -> None:
         self._store, self._trusting = stores
-        self._shared, self._other = shared, target
+        self._shared, self._array = shared, target
         self._source, self._target = Memory(source), Memory(target)
         self._nbytes = source.shape[1]
         self._batch = batch
@@ -206,7 +206,7 @@ class Slab:
 
     def memcpy(self, number: int) -> Callable[[], object]:
         """Copy blocks."""
-        slots = self._slots(self._other, number)
+        slots = self._slots(self._array, number)
         return functools.partial(self._source.gather, self._first(number), slots)
 
     def copy_save(self, number: int) -> Callable[[], object]:

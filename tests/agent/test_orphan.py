@@ -11,22 +11,26 @@ import pytest
 
 from tests.agent.test_process import ROOT
 from tests.kit.agents import agent_pid, end_agent, exit_code
-from ucm.agent.launch import REFUSED, Launcher
+from ucm.agent.launch import _KEEPER, REFUSED, Launcher
 from ucm.config import UCMConfig
 
 _SUBREAPER = 36
 """Who is left with orphans, for prctl(2)."""
 
 
+@pytest.fixture
+def settings(place, monkeypatch) -> UCMConfig:
+    """Of an engine whose agents are of this checkout."""
+    monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
+    monkeypatch.chdir(ROOT)
+    return UCMConfig.from_mapping(place.settings)
+
+
 class TestOrphan:
-    def test_agent_is_no_child_of_the_engine_that_starts_it(
-        self, place, monkeypatch
-    ) -> None:
+    def test_agent_is_no_child_of_the_engine_that_starts_it(self, settings) -> None:
         """R-55, R-63: vLLM kills all that descends from its processes when it ends; the
         agent goes on, with what is to be spilled."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
-        launch = Launcher(UCMConfig.from_mapping(place.settings))
+        launch = Launcher(settings)
         launch()
         pid = agent_pid(launch)
         try:
@@ -38,17 +42,14 @@ class TestOrphan:
             assert -1 == end_agent(launch)
 
     def test_agents_that_have_ended_are_not_left_to_the_first_process(
-        self, place, monkeypatch
+        self, settings
     ) -> None:
         """R-63: in a container whose first process is an engine's server, which buries nobody,
         agents that end again and again do not fill the table of processes."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
         now = [0.0]
         system = ctypes.CDLL(None)
         system.prctl(_SUBREAPER, 1, 0, 0, 0)
         try:
-            settings = UCMConfig.from_mapping(place.settings)
             launch = Launcher(settings, lambda: now[0])
             launch()
             pid = agent_pid(launch)
@@ -71,11 +72,9 @@ class TestOrphan:
             system.prctl(_SUBREAPER, 0, 0, 0, 0)
 
     def test_python_without_files_in_memory_starts_agents(
-        self, place, monkeypatch
+        self, place, settings, monkeypatch
     ) -> None:
         """R-63: one that is built for an old C library has none; an agent reads what it is given, however long."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
         monkeypatch.delattr(os, "memfd_create", raising=False)
         place.slab.mkdir()
         (place.slab / "slab.json").touch()
@@ -87,13 +86,11 @@ class TestOrphan:
         assert "unknown name" in launch._agent.problem
 
     def test_engine_whose_agents_parent_was_killed_starts_agents(
-        self, place, monkeypatch
+        self, settings
     ) -> None:
         """R-63: at the next try but one, by another parent."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
         now = [0.0]
-        launch = Launcher(UCMConfig.from_mapping(place.settings), lambda: now[0])
+        launch = Launcher(settings, lambda: now[0])
         launch()
         first = agent_pid(launch)
         os.kill(_parent_of(first), signal.SIGKILL)
@@ -103,14 +100,26 @@ class TestOrphan:
         assert first != agent_pid(launch)
         end_agent(launch)
 
+    def test_parent_that_gets_no_process_for_an_agent_is_followed_by_another(
+        self, settings, monkeypatch
+    ) -> None:
+        """R-63: it ends, and has started nobody; the next try has one of its own."""
+        launch = Launcher(settings)
+        with monkeypatch.context() as short:
+            begins, _, _ = _KEEPER.partition("try:")
+            short.setattr("ucm.agent.launch._KEEPER", f"{begins}own.recv(9)")
+            launch()
+        assert not launch.is_coming()
+        launch()
+        assert _parent_of(agent_pid(launch)) > 1
+        end_agent(launch)
+
     def test_agent_that_is_started_anew_has_the_environment_of_now(
-        self, place, monkeypatch
+        self, settings, monkeypatch
     ) -> None:
         """R-63: credentials that a host has changed meanwhile, as those that it first had may be over."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
         now = [0.0]
-        launch = Launcher(UCMConfig.from_mapping(place.settings), lambda: now[0])
+        launch = Launcher(settings, lambda: now[0])
         launch()
         end_agent(launch)
         launch()
@@ -122,14 +131,12 @@ class TestOrphan:
         end_agent(launch)
 
     def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
-        self, place, monkeypatch
+        self, settings
     ) -> None:
         """R-63: a host that opens and closes its cache all day does not run out of files."""
-        monkeypatch.setenv("PYTHONPATH", place.env["PYTHONPATH"])
-        monkeypatch.chdir(ROOT)
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))
-        launch = Launcher(UCMConfig.from_mapping(place.settings))
+        launch = Launcher(settings)
         launch()
         pid = agent_pid(launch)
         try:

@@ -102,14 +102,16 @@ class _Keeper:
 
     def start(self, settings: int, told: int) -> int:
         """
-        Start an agent that reads one file and writes to another; return its process, 0 if it has none.
+        Start an agent that reads one file and writes to another; return its process.
 
         Raises:
-            OSError: The keeper is gone, or is stopped.
+            OSError: The keeper is gone, as it got no process for it, or is stopped.
         """
         cpus = format_cpulist(engine_cpus()).encode()
         socket.send_fds(self._own, [cpus], [settings, told])
-        return int(self._own.recv(_MOST_PID) or 0)
+        if not (pid := self._own.recv(_MOST_PID)):
+            raise ConnectionError("the agents' parent is gone")
+        return int(pid)
 
 
 class _Agent:
