@@ -126,7 +126,8 @@ class TestOrphan:
         monkeypatch.setenv("AWS_SESSION_TOKEN", "of now")
         now[0] = 61.0
         launch()
-        environment = Path(f"/proc/{agent_pid(launch)}/environ").read_bytes()
+        keeper = _parent_of(agent_pid(launch))  # an agent may not have begun yet
+        environment = Path(f"/proc/{keeper}/environ").read_bytes()
         assert b"AWS_SESSION_TOKEN=of now" in environment.split(b"\0")
         end_agent(launch)
 
