@@ -49,13 +49,16 @@ class TestCutting:
         assert wanted == runs_of(places, num_runs)
 
     def test_run_is_bounded(self):
-        """A request is a megabyte."""
-        assert [128, 128, 44] == [len(run) for run in runs_of(range(1, 601, 2))]
+        """A request is of four megabytes, or of as many small blocks as a system's call takes."""
+        assert [512, 512, 76] == [len(run) for run in runs_of(range(1, 2201, 2))]
+        large = Extent(0, 0, Mark(1, 256))
+        places = range(1, 1 + 10 * 257, 257)
+        assert [4, 4, 2] == [len(run) for run in runs_of(places, extent=large)]
 
-    def test_long_runs_are_as_long_as_may_be(self):
-        """Three requests of a megabyte keep a drive as busy as four of less, and cost less."""
-        assert [128, 128, 44] == [len(run) for run in runs_of(range(1, 601, 2), 4)]
-        assert [60] * 5 == [len(run) for run in runs_of(range(1, 601, 2), 5)]
+    def test_long_runs_are_a_megabyte_at_least(self):
+        """Two requests keep a drive as busy as two of less, and cost less Python; short ones are of like size."""
+        assert [256, 44] == [len(run) for run in runs_of(range(1, 601, 2), 2)]
+        assert [75] * 4 == [len(run) for run in runs_of(range(1, 601, 2), 4)]
 
     def test_extents_are_kept_apart(self):
         """Two that lie side by side in the file may be cut in different ways."""
@@ -108,6 +111,15 @@ class TestTogether:
         assert 6 >= calls.count("pwritev") >= 4
         assert [True] * 32 == await fetch_sound(backend, keys)
         assert 6 >= calls.count("preadv") >= 4
+        await backend.aclose()
+
+    async def test_call_of_many_blocks_of_a_page_is_carried_out(self, tmp_path):
+        """R-51: a system takes so many pieces of memory in one call, and refuses more."""
+        keys = make_keys(600)
+        backend = await open_disk(tmp_path, capacity=64 << 20, threads=1)
+        told = await backend.put([seal(key, PAGE) for key in keys])
+        assert [Verdict.DONE] * 600 == told
+        assert [True] * 600 == await fetch_sound(backend, keys, PAGE)
         await backend.aclose()
 
     @pytest.mark.parametrize("verb", ["preadv", "pwritev"])

@@ -376,8 +376,8 @@ BACKENDS = (
         name="slots_with_a_gap_travel_together",
         why="A batch writes over blocks that lie between its own.",
         file="ucm/backends/disk/_runs.py",
-        find="            before.place + size * PAGE == slot.place\n",
-        replace="            before.place + size * PAGE <= slot.place\n",
+        find="            before.place + (size + 1) * PAGE == slot.place\n",
+        replace="            before.place + (size + 1) * PAGE <= slot.place\n",
         killers=(
             "tests/backends/test_disk_runs.py::TestCutting::test_neighbours_travel_together",
         ),

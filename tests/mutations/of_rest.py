@@ -17,6 +17,7 @@ _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
 _CREW = "ucm/backends/_crew.py"
 _ROOM = "tests/backends/test_crew.py::TestRoom"
+_ROW = "tests/backends/test_crew.py::TestRow"
 _AT_ONCE = "tests/backends/test_disk_runs.py::TestTogether::test_drive_has_so_many_bytes_to_move_at_a_time"
 
 _DEVICE = "ucm/devices/accelerator.py"
@@ -296,5 +297,49 @@ REST = (
             if copy is not None:
                 batch = pinned.cut(""",
         killers=(_MEANWHILE,),
+    ),
+    Mutant(
+        name="calls_of_a_row_end_together",
+        why="A drive stands still until all calls under way are looked at: at one request a time half of it is lost.",
+        file=_CREW,
+        find="nbytes, self._rows.get(row))",
+        replace="nbytes)",
+        killers=(f"{_ROW}::test_calls_of_a_row_come_one_after_the_other",),
+    ),
+    Mutant(
+        name="helper_of_a_row_does_not_come_back",
+        why="A call whose threads have all helped the one before hangs until its deadline.",
+        file=_CREW,
+        find="for batch in turn.row():",
+        replace="for batch in turn.row()[:1]:",
+        killers=(
+            f"{_ROW}::test_thread_that_finds_all_of_the_call_before_taken_begins_its_own",
+        ),
+    ),
+    Mutant(
+        name="row_keeps_its_last_call",
+        why="Its memory, a whole batch of slots, is kept until the next one.",
+        file=_CREW,
+        find="            if self._rows.get(row) is batch:\n                del self._rows[row]\n",
+        replace="",
+        killers=(f"{_ROW}::test_calls_of_a_row_come_one_after_the_other",),
+    ),
+    Mutant(
+        name="calls_are_looked_at_together",
+        why="Of a spill a tier has nothing to do until the checksums of two calls are computed, and each has half the cores.",
+        file="ucm/agent/spill.py",
+        find="                async with self._reading:  # all cores compute checksums of one call\n                    await",
+        replace="                if True:\n                    await",
+        killers=(
+            "tests/agent/test_spill.py::TestSpill::test_one_call_is_looked_at_while_the_one_before_is_put",
+        ),
+    ),
+    Mutant(
+        name="request_of_more_pieces_than_a_call_takes",
+        why="The system refuses it: a drive is told to have failed, and blocks go one by one.",
+        file="ucm/backends/disk/_runs.py",
+        find=" or len(runs[-1]) == _MOST_BLOCKS",
+        replace="",
+        killers=("tests/backends/test_disk_runs.py::TestCutting::test_run_is_bounded",),
     ),
 )

@@ -97,6 +97,7 @@ class Spiller:
         self._moving: dict[anyio.Event, dict[PackedKey, int]] = {}
         """What each call of ours is about, by its end."""
         self._forgetting = anyio.Lock()
+        self._reading = anyio.Lock(fast_acquire=True)
         self._offered = anyio.Event()
         self._ended = anyio.Event()
 
@@ -295,7 +296,8 @@ class Spiller:
             found: list[_Read] = []
             wrong: dict[PackedKey, Reason] = {}
             for _, alike in itertools.groupby(absent, sizes.__getitem__):
-                await self._call(partial(self._read, list(alike), found, wrong))
+                async with self._reading:  # all cores compute checksums of one call
+                    await self._call(partial(self._read, list(alike), found, wrong))
             self.counts.dropped.update(wrong.values())
             left -= wrong.keys()
             await self._put(found, left, unanswered)

@@ -3,8 +3,8 @@
 Threads that make blocking calls for a loop, and may hang in them.
 
 Their number is bounded whatever happens. Batches take turns item by item, so that a long one
-does not keep a short one waiting. Threads are daemons: one that hangs in the kernel does not
-hold up the end of the process.
+does not keep a short one waiting; those of one row come one after the other. Threads are daemons:
+one that hangs in the kernel does not hold up the end of the process.
 
 Threading: ``run`` and ``aclose`` on the loop; all else that is not private, too.
 """
@@ -52,9 +52,12 @@ class _Batch(Generic[_Item, _T]):
         work: Callable[[_Item], _T],
         results: "list[_T] | list[_T | None]",
         nbytes: int = 0,
+        before: "_Batch[Any, Any] | None" = None,
     ) -> None:
         self._items = items
         self.nbytes = nbytes
+        self._before = before
+        """The one that comes before it in its row."""
         self._work = work
         self._results: Any = results
         self._loop = asyncio.get_running_loop()
@@ -69,9 +72,18 @@ class _Batch(Generic[_Item, _T]):
         self.over = anyio.Event()
         """Nobody works on it any more, and nobody will."""
 
-    def step(self) -> bool:
-        """Work on one item, on a thread; return whether others are left."""
-        return self.enter() and self.proceed()
+    def row(self) -> "list[_Batch[Any, Any]]":
+        """Return those of its row with whose items it is to be begun before its own, and itself."""
+        before = self._before
+        if before is None or before.is_begun:
+            self._before = None  # nor before any other one
+            return [self]
+        return [*before.row(), self]
+
+    def step(self) -> None:
+        """Work on one item, if one is left, on a thread."""
+        if self.enter():
+            self.proceed()
 
     def enter(self) -> bool:
         """Return whether an item is left for one more thread, which goes on with ``proceed`` then."""
@@ -80,13 +92,13 @@ class _Batch(Generic[_Item, _T]):
             self._num_entered += is_left
             return is_left
 
-    def proceed(self) -> bool:
-        """Work on one item, having entered; return whether others are left."""
+    def proceed(self) -> None:
+        """Work on one item, having entered."""
         with self._lock:
             self._num_entered -= 1
             at = self._next
             if at >= len(self._items):
-                return False
+                return
             self._next += 1
             self.num_working += 1
         try:
@@ -96,12 +108,10 @@ class _Batch(Generic[_Item, _T]):
             self.error = exc if isinstance(exc, Exception) else RuntimeError(repr(exc))
         with self._lock:
             self.num_working -= 1
-            is_left = self._next < len(self._items)
-            is_over = not is_left and not self.num_working
+            is_over = self.is_begun and not self.num_working
         if is_over:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.over.set)
-        return is_left
 
     @property
     def is_begun(self) -> bool:
@@ -137,22 +147,21 @@ class _Room:
         self._turn = threading.Lock()
         self._changed = threading.Condition()
 
-    def within(self, batch: _Batch[Any, Any]) -> bool:
+    def within(self, batch: _Batch[Any, Any]) -> None:
         """
-        Work on one item as there is room; return whether others are left.
+        Work on one item as there is room, having entered.
 
-        Without a deadline: whoever waits works on nothing yet. Nobody waits whom no item is left for.
+        Without a deadline: whoever waits works on nothing yet.
         """
         wanted = min(batch.nbytes, self._size)
         if not wanted:
-            return batch.step()
-        if not batch.enter():
-            return False
+            batch.proceed()
+            return
         with self._turn, self._changed:
             self._changed.wait_for(lambda: self._left >= wanted)
             self._left -= wanted
         try:
-            return batch.proceed()
+            batch.proceed()
         finally:
             with self._changed:
                 self._left += wanted
@@ -210,6 +219,8 @@ class Crew:
         self._at = threading.local()
         """What a thread works on."""
         self._open: set[_Batch[Any, Any]] = set()
+        self._rows: dict[str, _Batch[Any, Any]] = {}
+        """The last batch of each."""
         self._num_shares = 0
         """Of batches that somebody waits for."""
         self._left: list[_Batch[Any, Any]] = []
@@ -229,6 +240,7 @@ class Crew:
         results: "list[_T] | list[_T | None]",
         *,
         nbytes: int = 0,
+        row: str = "",
         leave: bool = False,
     ) -> None:
         """
@@ -244,6 +256,9 @@ class Crew:
                 the others are through.
             results: As long as *items*.
             nbytes: Of each item at most, for ``most_bytes``; 0: it does not count.
+            row: With its items it is begun behind those of the calls of this row before it, as they
+                would end together otherwise, and nothing be moved until all are looked at; empty:
+                it takes turns with all others.
             leave: End at once when cancelled, and begin nothing while all threads hang, or
                 are at jobs, which may; *work* uses the caller's memory by way of ``gate``
                 only, or does no harm with it.
@@ -252,10 +267,12 @@ class Crew:
             return
         if leave and self.num_hung + self._num_jobs >= self.num_threads:
             return
-        batch = _Batch(items, work, results, nbytes)
+        batch = _Batch(items, work, results, nbytes, self._rows.get(row))
         shares = min(len(items), self.num_threads)
         self._hire(shares)  # where it raises nobody comes to the batch later
         self._open.add(batch)
+        if row:
+            self._rows[row] = batch
         for _ in range(shares):
             self._queue.put(batch)
         self._num_shares += shares
@@ -274,6 +291,8 @@ class Crew:
         finally:
             self._open.discard(batch)
             self._num_shares -= shares
+            if self._rows.get(row) is batch:
+                del self._rows[row]
         if batch.error is not None:
             raise batch.error
 
@@ -339,8 +358,16 @@ class Crew:
 
     def _serve(self) -> None:
         while (batch := self._queue.get()) is not None:
-            self._at.batch = batch
-            while self._room.within(batch):
+            while self._step(batch) and not batch.is_begun:
                 if not self._queue.empty():  # else nobody waits, and nobody need wake
                     self._queue.put(batch)
                     break
+
+    def _step(self, turn: _Batch[Any, Any]) -> bool:
+        """Work on an item whose turn it is, on a thread; return whether there was one."""
+        for batch in turn.row():
+            if batch.enter():  # else nobody need wait: none is left for this thread
+                self._at.batch = batch
+                self._room.within(batch)
+                return True
+        return False

@@ -49,6 +49,8 @@ _AT_ONCE_BYTES = 32 << 20
 _THREAD_BYTES = 8 << 20
 """Of a call for each of few threads, at which two calls have their turns request by request: larger ones
 would end together, and the drive wait until both are looked at."""
+_RUNS = 8
+"""Of a call for each drive, where its blocks are side by side."""
 _BATCHED, _FEW_BATCHED, _LEAST_BATCH = 8, 32, 256
 """Blocks of a call for each thread: small ones side by side are one request, so that 64 KB cost a third
 less CPU than with two. Each call costs the loop and its threads a millisecond, however few threads there
@@ -138,6 +140,10 @@ class DiskBackend(Backend):
         threads = self._settings.threads
         return max(_BATCHED * threads, min(_LEAST_BATCH, _FEW_BATCHED * threads))
 
+    @property
+    def _num_runs(self) -> int:
+        return min(self._settings.threads, _RUNS * len(self._drives))
+
     def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
         """Tell of what the index finds, and of what no more."""
         self._slots.tell = tell
@@ -170,10 +176,11 @@ class DiskBackend(Backend):
         slots = [slot for slot, _ in held]
         self._slots.use(*slots)
         self._slots.hold(*slots)
-        runs = cut_runs(held, self._settings.threads)
+        runs = cut_runs(held, self._num_runs)
         told: list[list[Fetched] | None] = [None] * len(runs)
         try:
-            await self._crew.run(runs, self._read, told, nbytes=largest_of(runs))
+            nbytes = largest_of(runs)
+            await self._crew.run(runs, self._read, told, nbytes=nbytes, row="get")
         finally:
             ends = tell_each(runs, told, _UNAVAILABLE)
             for (at, slot, _), one in zip(numbered, ends, strict=True):
@@ -235,11 +242,12 @@ class DiskBackend(Backend):
         over: anyio.Event,
     ) -> None:
         """Write blocks to their slots, and find or free each one, also when cancelled."""
-        runs = cut_runs(pairs, self._settings.threads)
+        runs = cut_runs(pairs, self._num_runs)
         told: list[list[_End] | None] = [None] * len(runs)
         lasting = [self._settings.durability is Durability.PROCESS] * len(self._drives)
         try:
-            await self._crew.run(runs, self._write, told, nbytes=largest_of(runs))
+            nbytes = largest_of(runs)
+            await self._crew.run(runs, self._write, told, nbytes=nbytes, row="put")
             if not all(lasting):
                 await self._crew.run(self._drives, Drive.flush, lasting)
         finally:

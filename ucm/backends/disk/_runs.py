@@ -18,8 +18,11 @@ from ucm.backends.envelope import GARBAGE, headers_for
 
 __all__ = ["cut_runs", "judged_by", "largest_of", "stamps_for", "tell_each"]
 
-_RUN_PAGES = 256
-"""Of one request; a larger block is one by itself."""
+_LEAST_PAGES, _MOST_PAGES = 256, 1024
+"""Of data of one request, where blocks are side by side; a larger one is one by itself. Each costs a
+thread some Python, and a drive is as busy with few large ones: the kernel cuts them for it."""
+_MOST_BLOCKS = 512
+"""Of one request: each is two pieces of memory, of the 1024 that a call may have (``IOV_MAX``)."""
 _With = TypeVar("_With")
 _Told = TypeVar("_Told")
 
@@ -30,22 +33,24 @@ def cut_runs(
     """
     Cut a batch into runs of slots side by side.
 
-    Where there are so many slots, there are at least so many runs: requests in flight are worth
-    more than long ones. But where they are half as long as they may be they are made as long as that:
-    half as many keep a drive as busy, and what each of them costs is Python.
+    Where there are so many slots, there are at least so many runs, of like size: requests in flight
+    are worth more than long ones. But where they are half as long as they may be at least they are
+    made as long as that.
     """
-    total = sum([slot.extent.mark.pages + 1 for slot, _ in pairs])
-    fair = total // num_runs
-    most = fair if 2 * fair < _RUN_PAGES else _RUN_PAGES
+    fair = sum([slot.extent.mark.pages for slot, _ in pairs]) // num_runs
+    most = min(max(fair, _LEAST_PAGES), _MOST_PAGES)
+    if 2 * fair < _LEAST_PAGES:
+        most = fair
     runs: list[list[tuple[Slot, _With]]] = []
     pages = 0
     for at, (slot, other) in enumerate(pairs):
-        size = slot.extent.mark.pages + 1
+        size = slot.extent.mark.pages
         before = pairs[at - 1][0]
         is_next = before.extent is slot.extent and (
-            before.place + size * PAGE == slot.place
+            before.place + (size + 1) * PAGE == slot.place
         )
-        if not at or not is_next or pages + size > most:
+        is_full = at and (pages + size > most or len(runs[-1]) == _MOST_BLOCKS)
+        if not at or not is_next or is_full:
             runs.append([])
             pages = 0
         runs[-1] += [(slot, other)]
