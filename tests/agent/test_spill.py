@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spill: what is committed reaches a tier, or is counted; never another block's bytes."""
 
-from functools import partial
-
 import anyio
 import pytest
 
@@ -157,33 +155,6 @@ class TestSpill:
             backends = (Unruly(),)
             run_virtual(spill)
             assert puts == backends[0].asked.count("put")
-
-    def test_one_call_is_looked_at_while_the_one_before_is_put(self, slab) -> None:
-        """R-55: all cores compute the checksums of one. Of two that were looked at together a tier would
-        have none until both were."""
-        backend, told = Unruly(), list[str]()
-        save(slab, KEYS[:8])
-
-        async def call(function):
-            is_read = isinstance(function, partial)
-            if is_read:
-                told.append("looked at")
-            await anyio.sleep(1.0)
-            if is_read:
-                told.append(f"after {backend.asked.count('put')} puts")
-            return function()
-
-        async def spill():
-            spiller = Spiller(slab, guarded(backend), call, 30)
-            spiller.offer([Change(key, BLOCK_BYTES) for key in KEYS[:8]])
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(spiller.run)
-                await spiller.drained()
-                tasks.cancel_scope.cancel()
-            return spiller.counts.spilled
-
-        assert 8 == run_virtual(spill)
-        assert ["looked at", "after 0 puts", "looked at", "after 1 puts"] == told
 
     def test_what_a_tier_has_is_not_read(self, slab) -> None:
         """R-55: a restart lists the slab again, and what was spilled before is skipped."""

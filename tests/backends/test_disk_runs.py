@@ -154,6 +154,32 @@ class TestTogether:
         assert (verb == "preadv") + 7 == sum(await fetch_sound(backend, keys, BLOCK))
         await backend.aclose()
 
+    async def test_short_call_does_not_wait_for_the_end_of_long_ones(
+        self, tmp_path, monkeypatch
+    ):
+        """Long ones come one after the other; what one request waits for takes turns with them."""
+        keys, gate, begun = make_keys(257), Gate(), list[str]()
+        calls = {"first": keys[:128], "second": keys[128:256], "short": keys[256:]}
+        of = {key: name for name, some in calls.items() for key in some}
+        backend = await open_disk(tmp_path, capacity=64 << 20, threads=1)
+        real = Drive.write
+
+        def write(drive, run):
+            begun.append(of[run[0][1].key])
+            gate()
+            return real(drive, run)
+
+        monkeypatch.setattr(Drive, "write", write)
+        async with anyio.create_task_group() as group:
+            for some in calls.values():
+                group.start_soon(backend.put, [seal(key, 1 << 16) for key in some])
+                await asyncio.to_thread(gate.wait_reached)
+                await anyio.wait_all_tasks_blocked()
+            gate.open()
+        assert ["first", "short", "second"] == list(dict.fromkeys(begun))
+        assert all(await fetch_sound(backend, keys, 1 << 16))
+        await backend.aclose()
+
     @pytest.mark.parametrize("verb", ["read", "write"])
     async def test_drive_has_so_many_bytes_to_move_at_a_time(
         self, tmp_path, monkeypatch, verb

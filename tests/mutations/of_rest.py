@@ -17,7 +17,7 @@ _CHANGING = "tests/backends/test_disk_changing.py::TestChanging"
 
 _CREW = "ucm/backends/_crew.py"
 _ROOM = "tests/backends/test_crew.py::TestRoom"
-_ROW = "tests/backends/test_crew.py::TestRow"
+_ROW = "tests/backends/test_crew_rows.py::TestRow"
 _AT_ONCE = "tests/backends/test_disk_runs.py::TestTogether::test_drive_has_so_many_bytes_to_move_at_a_time"
 
 _DEVICE = "ucm/devices/accelerator.py"
@@ -75,7 +75,7 @@ REST = (
         name="writes_have_no_bytes",
         why="Spills of large blocks end together, and the drive stands still.",
         file=_DISK,
-        find="self._write, told, nbytes=largest_of(runs)",
+        find="self._write, told, nbytes=nbytes",
         replace="self._write, told, nbytes=0",
         killers=(f"{_AT_ONCE}[write]",),
     ),
@@ -83,7 +83,7 @@ REST = (
         name="reads_have_no_bytes",
         why="Fetches of large blocks end together, and the drive stands still.",
         file=_DISK,
-        find="self._read, told, nbytes=largest_of(runs)",
+        find="self._read, told, nbytes=nbytes",
         replace="self._read, told, nbytes=0",
         killers=(f"{_AT_ONCE}[read]",),
     ),
@@ -317,6 +317,16 @@ REST = (
         ),
     ),
     Mutant(
+        name="short_call_waits_for_long_ones",
+        why="What one short prompt waits for is read behind whole calls of others.",
+        file=_DISK,
+        find='return verb if _LONG * nbytes >= self.capabilities.batch_bytes else ""',
+        replace="return verb",
+        killers=(
+            "tests/backends/test_disk_runs.py::TestTogether::test_short_call_does_not_wait_for_the_end_of_long_ones",
+        ),
+    ),
+    Mutant(
         name="row_keeps_its_last_call",
         why="Its memory, a whole batch of slots, is kept until the next one.",
         file=_CREW,
@@ -331,7 +341,7 @@ REST = (
         find="                async with self._reading:  # all cores compute checksums of one call\n                    await",
         replace="                if True:\n                    await",
         killers=(
-            "tests/agent/test_spill.py::TestSpill::test_one_call_is_looked_at_while_the_one_before_is_put",
+            "tests/agent/test_spill_calls.py::TestCalls::test_one_call_is_looked_at_while_the_one_before_is_put",
         ),
     ),
     Mutant(

@@ -47,8 +47,9 @@ _PRESENT = Verdict.PRESENT
 _AT_ONCE_BYTES = 32 << 20
 """As many as an agent's call has: a drive serves all alike, and two would end together."""
 _THREAD_BYTES = 8 << 20
-"""Of a call for each of few threads, at which two calls have their turns request by request: larger ones
-would end together, and the drive wait until both are looked at."""
+"""Of a call for each of few threads: the next one is looked at meanwhile, and waits no longer than that."""
+_LONG = 4
+"""One of so many of which the largest call consists."""
 _RUNS = 8
 """Of a call for each drive, where its blocks are side by side."""
 _BATCHED, _FEW_BATCHED, _LEAST_BATCH = 8, 32, 256
@@ -144,6 +145,11 @@ class DiskBackend(Backend):
     def _num_runs(self) -> int:
         return min(self._settings.threads, _RUNS * len(self._drives))
 
+    def _row_of(self, verb: str, slots: Sequence[Slot]) -> str:
+        """Return with which calls one waits for its turn; a short one does not wait for a long one's end."""
+        nbytes = sum([slot.nbytes for slot in slots])
+        return verb if _LONG * nbytes >= self.capabilities.batch_bytes else ""
+
     def watch(self, tell: Callable[[PackedKey, bool], None]) -> Sequence[PackedKey]:
         """Tell of what the index finds, and of what no more."""
         self._slots.tell = tell
@@ -179,8 +185,8 @@ class DiskBackend(Backend):
         runs = cut_runs(held, self._num_runs)
         told: list[list[Fetched] | None] = [None] * len(runs)
         try:
-            nbytes = largest_of(runs)
-            await self._crew.run(runs, self._read, told, nbytes=nbytes, row="get")
+            nbytes, row = largest_of(runs), self._row_of("get", slots)
+            await self._crew.run(runs, self._read, told, nbytes=nbytes, row=row)
         finally:
             ends = tell_each(runs, told, _UNAVAILABLE)
             for (at, slot, _), one in zip(numbered, ends, strict=True):
@@ -246,8 +252,8 @@ class DiskBackend(Backend):
         told: list[list[_End] | None] = [None] * len(runs)
         lasting = [self._settings.durability is Durability.PROCESS] * len(self._drives)
         try:
-            nbytes = largest_of(runs)
-            await self._crew.run(runs, self._write, told, nbytes=nbytes, row="put")
+            nbytes, row = largest_of(runs), self._row_of("put", [s for s, _ in pairs])
+            await self._crew.run(runs, self._write, told, nbytes=nbytes, row=row)
             if not all(lasting):
                 await self._crew.run(self._drives, Drive.flush, lasting)
         finally:
