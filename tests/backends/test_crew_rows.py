@@ -77,6 +77,23 @@ class TestRow:
         assert [7] == results
         assert await crew.aclose()
 
+    async def test_more_calls_may_wait_than_there_are_calls_of_calls(self):
+        """A host's own may be thousands, and a thread that fails goes, with all that waits."""
+        crew, gate, told = Crew(1, "crew"), Gate(), [[0] * 8 for _ in range(1500)]
+
+        async def run(results):
+            await crew.run([1] * 8, lambda item: gate() or item, results, row="get")
+
+        with anyio.fail_after(60):
+            async with anyio.create_task_group() as group:
+                for results in told:
+                    group.start_soon(run, results)
+                await reached(gate)
+                await anyio.wait_all_tasks_blocked()
+                gate.open()
+        assert [[1] * 8] * 1500 == told
+        assert await crew.aclose()
+
     @pytest.mark.parametrize("most_bytes", [0, 2])
     async def test_each_call_of_a_row_has_an_end(self, most_bytes):
         """However threads and items are numbered."""

@@ -56,7 +56,7 @@ class _Batch(Generic[_Item, _T]):
     ) -> None:
         self._items = items
         self.nbytes = nbytes
-        self._before = before
+        self.before = before
         """The one that comes before it in its row."""
         self._work = work
         self._results: Any = results
@@ -74,11 +74,13 @@ class _Batch(Generic[_Item, _T]):
 
     def row(self) -> "list[_Batch[Any, Any]]":
         """Return those of its row with whose items it is to be begun before its own, and itself."""
-        before = self._before
-        if before is None or before.is_begun:
-            self._before = None  # nor before any other one
-            return [self]
-        return [*before.row(), self]
+        line: list[_Batch[Any, Any]] = [self]
+        while (before := line[-1].before) is not None:
+            if before.is_begun:
+                line[-1].before = None  # nor is any one before that
+                break
+            line.append(before)
+        return line[::-1]
 
     def step(self) -> None:
         """Work on one item, if one is left, on a thread."""
