@@ -12,7 +12,10 @@ import pytest
 from tests.agent.test_process import LIMIT_S, Place, until
 from tests.stores.slab_kit import open_slab
 from ucm.agent.address import Address
+from ucm.agent.node import Node
 from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME
+from ucm.config import UCMConfig
+from ucm.tracing import close_log, open_log
 
 
 def why_ended(place: Place) -> list[str]:
@@ -51,6 +54,33 @@ class TestProcess:
             shutil.rmtree(place.slab)
             with open_slab(place.slab, 64):
                 assert 0 == first.wait(LIMIT_S)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("is_bound", [False, True])
+async def test_agent_whose_slab_goes_as_it_begins_ends_well(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_bound: bool
+) -> None:
+    """R-63: it was told as a bug of ours, and a service as failed."""
+    place.slab.mkdir()
+    real = anyio.create_unix_listener
+
+    async def listen(path, **more):
+        if is_bound:
+            listener = await real(path, **more)
+        shutil.rmtree(place.slab)
+        return listener if is_bound else await real(path, **more)
+
+    monkeypatch.setattr(anyio, "create_unix_listener", listen)
+    tiers = {"tiers": [{"type": "memory"}]}
+    config = UCMConfig.from_mapping(place.settings | tiers)
+    log = open_log(config.log, "agent")
+    try:
+        await Node(config, log, None).run()
+    finally:
+        close_log(log)
+    (told,) = why_ended(place)
+    assert told.startswith("its slab is gone: [Errno 2]")
 
 
 @pytest.mark.asyncio

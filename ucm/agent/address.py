@@ -30,10 +30,19 @@ class Address:
         self._own: os.stat_result | None = None
 
     async def listen(self) -> SocketListener:
-        """Listen there, in the place of whoever did."""
+        """
+        Listen there, in the place of whoever did.
+
+        Raises:
+            FileNotFoundError: The slab was removed since it was found.
+        """
         name = within(self._fd, SOCKET_NAME)
         listener = await anyio.create_unix_listener(name, mode=0o600)
-        self._own = os.lstat(name)
+        try:
+            self._own = os.lstat(name)
+        except FileNotFoundError:
+            await listener.aclose()
+            raise
         return listener
 
     def why_lost(self) -> str:

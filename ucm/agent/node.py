@@ -151,9 +151,14 @@ class Node:
         async with self._stack:
             self._stack.enter_context(self._call)
             await self._open_tiers()
-            address = Address(Path(self._config.store.path))
-            self._stack.callback(address.close)  # before the lock is another agent's
-            listener = await address.listen()
+            try:
+                address = Address(Path(self._config.store.path))
+                self._stack.callback(address.close)  # before the lock goes
+                listener = await address.listen()
+            except FileNotFoundError as exc:  # removed since it was found
+                ended = {"pid": os.getpid(), "error": f"its slab is gone: {exc}"}
+                self._log.info(AGENT_ENDED, **ended)
+                return
             self._stack.push_async_callback(listener.aclose)
             self._log.info(AGENT_STARTED, media=self._media, pid=os.getpid())
             why = ""
