@@ -12,6 +12,7 @@ from tests.backends.test_files import open_files
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.files import FilesBackend
 from ucm.testing.backend_contract import fetch_sound, seal
+from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
 
 KEYS = make_keys(4)
@@ -74,6 +75,22 @@ async def test_mount_point_without_its_mount_is_left_alone(tmp_path: Path) -> No
         assert [Presence.UNKNOWN] == await ask_twice(backend)
         assert [] == list(root.iterdir())
         assert "the directory is another one, and empty" in backend.trouble
+
+
+async def test_trouble_is_told_while_a_directory_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R-24: for that moment, again and again, nothing was told to be wrong."""
+    async with opened(tmp_path) as (backend, root):
+        root.rename(root.with_name("moved"))
+        await ask_twice(backend)
+        await backend._again.wait()
+        gate = Gate()
+        monkeypatch.setattr(backend._share, "claim", lambda _: gate())
+        await backend.exists(KEYS[:1])
+        assert not backend._again.is_over
+        assert f"No such file or directory: '{root}'" in backend.trouble
+        gate.open()
 
 
 async def test_put_into_an_emptied_directory_leaves_nothing(tmp_path: Path) -> None:

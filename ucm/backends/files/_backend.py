@@ -139,6 +139,8 @@ class FilesBackend(Backend):
         self._claim = self._start_claim()
         self._again: Job[None] | None = None
         """To have it anew, where it was emptied since."""
+        self._before: Job[None] | None = None
+        """The one before that."""
         self._room = Room(
             share,
             self._crew,
@@ -182,6 +184,7 @@ class FilesBackend(Backend):
             return False
         if self._claim.error is None:
             if self._share.is_lost and (self._again is None or self._again.is_over):
+                self._before = self._again
                 self._again = self._start_claim()  # beside: a mount may be back by now
             return True
         self._claim = self._start_claim()
@@ -204,7 +207,10 @@ class FilesBackend(Backend):
     @property
     def trouble(self) -> str:
         """Why the directory is not there, or not ours."""
-        for claim in (self._again, self._claim):
+        again = self._again
+        if again is not None and not again.is_over:
+            again = self._before  # as it was found last
+        for claim in (again, self._claim):
             if claim is not None and claim.error is not None:
                 return str(claim.error)
         return ""
