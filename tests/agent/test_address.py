@@ -63,7 +63,7 @@ async def test_agent_whose_slab_goes_as_it_begins_ends_well(
 ) -> None:
     """R-63: it was told as a bug of ours, and a service as failed."""
     place.slab.mkdir()
-    real = anyio.create_unix_listener
+    real, ends = anyio.create_unix_listener, list[bool]()
 
     async def listen(path, **more):
         if is_bound:
@@ -76,9 +76,10 @@ async def test_agent_whose_slab_goes_as_it_begins_ends_well(
     config = UCMConfig.from_mapping(place.settings | tiers)
     log = open_log(config.log, "agent")
     try:
-        await Node(config, log, None).run()
+        await Node(config, log, None, lambda: ends.append(True)).run()
     finally:
         close_log(log)
+    assert [True] == ends  # over a tier that does not end, too
     (told,) = why_ended(place)
     assert told.startswith("its slab is gone: [Errno 2]")
 

@@ -3,6 +3,7 @@
 
 import asyncio
 import errno
+import mmap
 import os
 
 import anyio
@@ -10,7 +11,7 @@ import pytest
 
 from tests.backends.disk_kit import open_disk
 from ucm.agent.calls import CALL_BYTES, blocks_per_call
-from ucm.backends.abc import Presence, Verdict
+from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.disk import _backend, _drive
 from ucm.backends.disk._drive import Drive
 from ucm.backends.disk._extent import Extent, Slot
@@ -113,12 +114,28 @@ class TestTogether:
         assert 6 >= calls.count("preadv") >= 4
         await backend.aclose()
 
-    async def test_call_of_many_blocks_of_a_page_is_carried_out(self, tmp_path):
-        """R-51: a system takes so many pieces of memory in one call, and refuses more."""
-        keys = make_keys(600)
-        backend = await open_disk(tmp_path, capacity=64 << 20, threads=1)
-        told = await backend.put([seal(key, PAGE) for key in keys])
-        assert [Verdict.DONE] * 600 == told
+    async def test_call_of_many_blocks_of_a_page_is_carried_out(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: a system takes so many pieces of memory in one call, and refuses more: each block
+        would be a request of its own then."""
+        keys, memory = make_keys(600), memoryview(mmap.mmap(-1, 600 * PAGE))
+        places = [memory[at * PAGE :][:PAGE] for at in range(600)]
+        blocks = []
+        for key, place in zip(keys, places, strict=True):
+            given = seal(key, PAGE)
+            place[:] = given.data
+            blocks.append(Sealed(key, place, given.checksum))
+        backend = await open_disk(tmp_path, capacity=256 << 20, threads=1)
+        real, sizes = os.pwritev, list[int]()
+
+        def write(fd, parts, place):
+            sizes.append(len(parts))
+            return real(fd, parts, place)
+
+        monkeypatch.setattr(_drive.os, "pwritev", write)
+        assert [Verdict.DONE] * 600 == await backend.put(blocks)
+        assert [1024, 176] == [size for size in sizes if size > 1]
         assert [True] * 600 == await fetch_sound(backend, keys, PAGE)
         await backend.aclose()
 

@@ -156,8 +156,9 @@ class Node:
                 self._stack.callback(address.close)  # before the lock goes
                 listener = await address.listen()
             except FileNotFoundError as exc:  # removed since it was found
-                ended = {"pid": os.getpid(), "error": f"its slab is gone: {exc}"}
-                self._log.info(AGENT_ENDED, **ended)
+                self._on_end()
+                why = f"its slab is gone: {exc}"
+                self._log.info(AGENT_ENDED, pid=os.getpid(), error=why)
                 return
             self._stack.push_async_callback(listener.aclose)
             self._log.info(AGENT_STARTED, media=self._media, pid=os.getpid())

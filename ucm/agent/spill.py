@@ -6,17 +6,18 @@ The backlog is bounded and shared by tenants (``ucm.agent.backlog``), and each b
 
     offered = spilled + skipped + dropped (by reason) + waiting + moving
 
-What the tier does not take by its setting is dropped as well (``ucm.agent.admission``). One that does not answer,
-or takes nothing, is tried with one block a time, which waits on behind all others: it may be one that is never
-taken, as by a server of several that is away, or never looked for.
+What the tier does not take by its setting is dropped as well (``ucm.agent.admission``). One that
+does not answer, or takes nothing, is tried with one block a time, which waits on behind all others:
+it may be one that is never taken, as by a server of several that is away, or never looked for.
 
-A block goes with the checksum that it has in the slab, and is held against it first, or by the tier's own put
-as it moves the bytes. The slab does not hold a block while it is read: that its slot is its own is looked at
-behind that, and again behind the put, which reads it: what was recycled under it is taken out of the tier, as far
-as the tier has answered. Whoever meets it there before, or all the same, sees that its checksum does not hold.
+A block goes with the checksum that it has in the slab, and is held against it first, or by the tier's
+own put as it moves the bytes. The slab does not hold a block while it is read: that its slot is its own
+is looked at behind that, and again behind the put, which reads it: what was recycled under it is
+taken out of the tier, as far as the tier has answered. Whoever meets it there before, or all the
+same, sees that its checksum does not hold.
 
-What is forgotten leaves the backlog, and the tier behind the puts that are under way: what is put later is read
-in the slab before, which has it no more. Each such block has one end as well::
+What is forgotten leaves the backlog, and the tier behind the puts that are under way: what is put
+later is read in the slab before, which has it no more. Each such block has one end as well::
 
     forgotten of the tier = forgotten + unforgotten + what it did not have
 """
@@ -97,6 +98,7 @@ class Spiller:
         """What each call of ours is about, by its end."""
         self._forgetting = anyio.Lock()
         self._reading = anyio.Lock(fast_acquire=True)
+        """Held by the call whose blocks are held against their checksums, on all cores."""
         self._offered = anyio.Event()
         self._ended = anyio.Event()
 
@@ -295,7 +297,7 @@ class Spiller:
             found: list[_Read] = []
             wrong: dict[PackedKey, Reason] = {}
             for _, alike in itertools.groupby(absent, sizes.__getitem__):
-                async with self._reading:  # all cores compute checksums of one call
+                async with self._reading:
                     await self._call(partial(self._read, list(alike), found, wrong))
             self.counts.dropped.update(wrong.values())
             left -= wrong.keys()
