@@ -63,7 +63,7 @@ from ucm.scheduler.messages import (
     encode,
 )
 from ucm.stores.abc import Store
-from ucm.stores.memory import MemoryStore
+from ucm.stores.slab import SlabStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
 from ucm.threads import SYSTEM, Threads
 from ucm.tracing import Log
@@ -118,28 +118,32 @@ class Beside:
     release: Callable[[], None] = lambda: None
 
 
-def _busy(_: Path) -> Beside:
+def _busy(home: Path) -> Beside:
     threads = BusyLoop()
-    return Beside(_memory(), threads=threads, release=threads.calm)
+    return Beside(_slab(home), threads=threads, release=threads.calm)
 
 
-def _blocked(_: Path) -> Beside:
+def _blocked(home: Path) -> Beside:
     opened = threading.Event()
 
     def stand() -> None:
         opened.wait()
 
-    store = FaultStore(_memory(), FaultPlan(Fault("reserve", stand, nth=0)))
+    store = FaultStore(_slab(home), FaultPlan(Fault("reserve", stand, nth=0)))
     return Beside(store, release=opened.set)
 
 
-def _memory() -> Store:
-    return MemoryStore(4 * BLOCKS, BLOCK_BYTES)
+def _slab(home: Path) -> Store:
+    return SlabStore(
+        path=home / "slab",
+        capacity_bytes=4 * BLOCKS * BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
+    )
 
 
 CONDITIONS: dict[str, Callable[[Path], Beside]] = {
-    "idle": lambda _: Beside(_memory(), waits=True),
-    "saturated": lambda _: Beside(_memory()),
+    "idle": lambda home: Beside(_slab(home), waits=True),
+    "saturated": lambda home: Beside(_slab(home)),
     "busy loop": _busy,
     "blocked store": _blocked,
 }

@@ -24,6 +24,7 @@ from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.messages import StepReport, TransferKind
 from ucm.scheduler.requests import ScheduledRequest, StepFacts
 from ucm.stores.memory import MemoryStore
+from ucm.stores.slab import SlabStore
 from ucm.testing.faults import Fault, FaultPlan, FaultStore
 
 __all__ = ["measure_memory", "measure_requests"]
@@ -42,7 +43,11 @@ def measure_requests(scale: Scale) -> Iterator[Figure]:
     page_bytes = 16 * KB
     with tempfile.TemporaryDirectory(prefix="ucm-pipeline-", dir=MEMORY) as home:
         bench = Bench(
-            MemoryStore(512, ROWS * page_bytes),
+            SlabStore(
+                path=f"{home}/slab",
+                capacity_bytes=512 * ROWS * page_bytes,
+                block_bytes=ROWS * page_bytes,
+            ),
             page_bytes,
             Path(home),
             block_contiguous=True,
