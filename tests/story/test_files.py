@@ -141,6 +141,14 @@ class TestRead:
         assert 5 == reading.lines  # one of them is none, if it is looked into
         assert (1, 1) == (reading.garbage, reading.other_schema)
 
+    def test_lines_of_the_real_pipeline_about_others_are_not_looked_into(
+        self, tmp_path
+    ):
+        """The log's own lines have their event behind what is bound to them: each was decoded."""
+        reading, found = Reading(), find_logs(real_run(tmp_path / "log"))
+        assert [] == [*read_logs(found, reading, about="nobody")]
+        assert reading.lines > 2
+
     def test_id_that_is_spelt_otherwise_in_a_line_is_found(self, tmp_path):
         """R-71: clients choose ids; what JSON spells in several ways is looked for in all lines."""
         path = write(tmp_path / "l", *map(ended, ("r\N{SNOWMAN}", 'r"', "r\\", "q")))

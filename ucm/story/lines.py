@@ -34,8 +34,8 @@ __all__ = [
 
 SCHEMA: Final = 1
 """Version of the schema that is understood."""
-BEGIN: Final = b'{"v": %d, "event": "' % SCHEMA
-"""How each line that we write begins."""
+BEGIN: Final = b'{"v": %d, "' % SCHEMA
+"""How each line that we write begins, and no text within one: what is behind is in any order."""
 _MOST_RAW: Final = 4096
 _BYTES_PER_WEIGHT: Final = 512
 
