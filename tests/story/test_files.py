@@ -84,6 +84,20 @@ class TestRead:
         assert 1 == reading.garbage
         assert ["1 line(s) are not of this log and were passed over"] == reading.notes()
 
+    @pytest.mark.parametrize(
+        "before",
+        ['{"v": 1, "role": "w", "requ', "\rLoading: 50%|#####     | 1/2"],
+        ids=["torn", "bar"],
+    )
+    def test_a_line_behind_a_torn_one_is_read(self, tmp_path, before):
+        """A process was killed amid a write, or a bar is shown on standard error: the line
+        behind it went along."""
+        path = write(tmp_path / "server.log", ended("r1"))
+        path.write_text(before + path.read_text() + before + before)
+        lines, reading = read(path)
+        assert ["r1"] == [each.request_id for each in lines]
+        assert (1, 2) == (reading.lines, reading.garbage)
+
     def test_a_line_with_long_words_is_read(self, tmp_path):
         """Clients choose their requests' ids, and errors carry paths."""
         path = tmp_path / "ucm-w-1.jsonl"
@@ -137,8 +151,8 @@ class TestRead:
         path.write_text(f"{path.read_text()}{odd}\n{torn}\n{later}")
         reading = Reading()
         lines = [*read_logs(find_logs(path), reading, about="r1")]
-        assert ["r1", "r1-0", "r1"] == [each.request_id for each in lines]
-        assert 5 == reading.lines  # one of them is none, if it is looked into
+        assert ["r1", "r1-0", "r1", "q3"] == [each.request_id for each in lines]
+        assert 6 == reading.lines  # one of them is none, if it is looked into
         assert (1, 1) == (reading.garbage, reading.other_schema)
 
     def test_lines_of_the_real_pipeline_about_others_are_not_looked_into(

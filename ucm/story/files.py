@@ -3,10 +3,11 @@
 Finds the log files of a directory and reads them line by line.
 
 A file is read up to the size that it has when it is opened, in pieces of bounded size. A
-line that is too long or no line of ours is counted and passed over; so is a file that is
-rotated away meanwhile.
+line that is too long or no line of ours is counted and passed over, but for a whole line of
+ours at its end; so is a file that is rotated away meanwhile.
 """
 
+import contextlib
 import os
 import re
 import stat
@@ -184,11 +185,22 @@ def _read_file(
                 line = parse(raw, file.process)
             except SchemaError:
                 reading.other_schema += 1
+                continue
             except ValueError:
                 reading.garbage += 1
-            else:
-                reading.lines += 1
-                yield line
+                if (behind := _behind(raw, file.process)) is None:
+                    continue
+                line = behind
+            reading.lines += 1
+            yield line
+
+
+def _behind(raw: bytes, process: str) -> Line | None:
+    """Return the whole line that stands behind a torn one, or behind another program's text; None if none does."""
+    begin = raw.rfind(BEGIN, 1)
+    with contextlib.suppress(ValueError):
+        return parse(raw[begin:], process) if begin > 0 else None
+    return None
 
 
 def _is_plain(raw: bytes) -> bool:
