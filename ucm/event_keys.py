@@ -35,7 +35,7 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "hold_id": ("number", "The ticket for which blocks are held: `transfer_id`."),
     "direction": ("word", "`save` or `load`."),
     "request_id": ("id", "Whose, where there is one owner."),
-    "generation": ("number", "Which stay of the request in the engine's memory."),
+    "generation": ("number", "Which stay of any request in the engine's memory."),
     "requests": ("ids", "Whose blocks; at most four are named."),
     "num_requests": ("number", "Of how many requests."),
     "group": ("number", "The engine's group of layers."),

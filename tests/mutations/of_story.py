@@ -100,20 +100,20 @@ STORY = (
         name="story_ticket_of_the_last_life",
         why="A save of one life is told of a later request with the same id.",
         file=_LIVES,
-        find="    newest = candidates.lives[max(0, begun - _LOOKED_AT) : begun]",
-        replace="    newest = candidates.lives[-_LOOKED_AT:]",
+        find="reversed(self.lives[max(0, begun - _LOOKED_AT) : begun])",
+        replace="reversed(self.lives[-_LOOKED_AT:])",
         killers=(
             f"{_LIFE_TESTS}::TestJoin::test_a_ticket_goes_to_the_life_that_had_begun",
         ),
     ),
     Mutant(
-        name="story_ticket_ignores_its_life",
-        why="Saves of an ended life are told of the next one.",
+        name="story_next_life_begins_early",
+        why="A look-up of one life is told of the next one, which had not begun.",
         file=_LIVES,
-        find="if found := same or newest:",
-        replace="if found := newest:",
+        find="in ((0.0, False), (_SKEW_S, False), (_SKEW_S, True)):",
+        replace="in ((_SKEW_S, False), (_SKEW_S, True)):",
         killers=(
-            f"{_LIFE_TESTS}::TestJoin::test_a_ticket_that_names_its_life_goes_there",
+            f"{_LIFE_TESTS}::TestJoin::test_an_id_that_comes_again_at_once_is_told_apart",
         ),
     ),
     # Numbers.

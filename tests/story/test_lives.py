@@ -36,14 +36,34 @@ class TestJoin:
             [ticket.number for ticket in life.tickets] for life in (first, second)
         )
 
-    def test_a_ticket_that_names_its_life_goes_there(self):
-        """Saves of a request may be accepted when the next of its name has begun."""
+    def test_what_is_told_goes_to_the_life_that_is_not_over(self):
+        """A request's count of lives and an engine's numbers of them begin anew: they led to
+        what had ended long before, as that had been preempted, or had not."""
         first, second = lives(
             ended("r1", 0.0, 1.0),
-            ended("r1", 1.0, 2.0, life=2),
-            settled("r1", 1, 1.5, 1.6, generation=1),
+            ended("r1", 10.0, 12.0, life=2, preemptions=1),
+            missed("r1", 10.1, life=1),
+            settled("r1", 1, 10.2, 10.3, generation=1),
         )
-        assert (1, 0) == (len(first.tickets), len(second.tickets))
+        assert (0, 0) == (len(first.missed), len(first.tickets))
+        assert (1, 1) == (len(second.missed), len(second.tickets))
+
+    def test_an_id_that_comes_again_at_once_is_told_apart(self):
+        """A script counts its requests from nought each time; a look-up went to the next one."""
+        first, second = lives(
+            ended("r1", 0.0, 0.4),
+            ended("r1", 0.5, 0.9),
+            missed("r1", 0.1),
+            settled("r1", 1, 0.2, 0.3),
+            missed("r1", 0.6),
+        )
+        assert (1, 1) == (len(first.missed), len(first.tickets))
+        assert (1, 0) == (len(second.missed), len(second.tickets))
+
+    def test_a_number_of_an_engine_is_no_count_of_a_request(self):
+        """A request that runs on was told to have been in memory 4711 times."""
+        (life,) = lives(settled("r1", generation=4711))
+        assert 0 == life.number
 
     def test_a_request_that_was_preempted_is_one_story(self):
         """It is looked up and saved again under the next number, and ends once."""
@@ -60,7 +80,7 @@ class TestJoin:
     def test_a_miss_is_of_the_engine_that_told_of_it(self):
         """One engine computes a prompt, and another one that has the request by the same name loads it."""
         told = [
-            (missed("r1", 0.01), "scheduler-1"),
+            (missed("r1", 0.45), "scheduler-1"),
             (ended("r1", 0.0, 0.5), "scheduler-1"),
             (line("prefix.matched", 0.41, request_id="r1"), "scheduler-2"),
             (ended("r1", 0.4, 0.9), "scheduler-2"),

@@ -124,7 +124,6 @@ class Missed(Line, kw_only=True):
 class Matched(Line, kw_only=True):
     """``prefix.matched``: a load was decided on."""
 
-    life: Count | None = None
     computed_tokens: Count = 0
     external_tokens: Count = 0
     hit_tokens: dict[Word, Count] = {}
@@ -135,7 +134,6 @@ class Settled(Line, kw_only=True):
 
     ticket: Count | None = None
     transfer_id: Count | None = None
-    generation: Count | None = None
     num_requests: Count = 1
     direction: Word = ""
     group: Count | None = None

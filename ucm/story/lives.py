@@ -3,11 +3,11 @@
 Puts together what belongs to one life of a request, over all processes.
 
 A life is what one ``request.ended`` is about: a request from its first look-up until nothing
-of it was open, in all the times that it had blocks. Other lines name a request, and some the
-number of a time that it had blocks: they go to what ended with that number, or else to the
-last that had begun by then, because ids and numbers come again after a restart. Engines may
-have one request at once, as one that computes a prompt and one that goes on: what a scheduler
-told goes to what it said has ended.
+of it was open, in all the times that it had blocks. Other lines name a request: they go to the
+last life of it that had begun by then and was not over, because ids come again. What numbers
+they have says nothing here: ``life`` counts within one request, ``generation`` over all of an
+engine. Engines may have one request at once, as one that computes a prompt and one that goes
+on: what a scheduler told goes to what it said has ended.
 """
 
 import bisect
@@ -107,11 +107,11 @@ def lives_of(collected: Collected) -> list[Life]:
         life = _of(known, missed, missed.request_id, missed.life, by=missed.process)
         life.missed.append(missed)
     for matched in collected.matched.lines():
-        life = _of(known, matched, matched.request_id, matched.life, by=matched.process)
+        life = _of(known, matched, matched.request_id, by=matched.process)
         life.matched.append(matched)
     for ticket in collected.settled.lines():
         for owner in ticket.owners:
-            _of(known, ticket, owner, ticket.generation).tickets.append(ticket)
+            _of(known, ticket, owner).tickets.append(ticket)
     found = [life for candidates in known.values() for life in candidates.lives]
     return sorted(found, key=lambda life: life.begin_s)
 
@@ -129,12 +129,17 @@ class _Known:
         self.begins.insert(at, begin_s)
         return life
 
+    def begun_by(self, when_s: float) -> Iterator[Life]:
+        """Yield some that had begun by then, the last one first."""
+        begun = bisect.bisect_right(self.begins, when_s)
+        return reversed(self.lives[max(0, begun - _LOOKED_AT) : begun])
+
 
 def _of(
     known: dict[str, _Known],
     line: Line,
     request_id: str,
-    number: int | None,
+    number: int = 0,
     by: str = "",
 ) -> Life:
     """
@@ -144,17 +149,16 @@ def _of(
         known: By their requests.
         line: What was told.
         request_id: Of which request.
-        number: Of its life, if it is said.
+        number: How often that had been given blocks, if it is said.
         by: The scheduler that told; empty: a worker, and whose it is no line says.
     """
     candidates = known.setdefault(request_id, _Known())
-    begun = bisect.bisect_right(candidates.begins, line.when_s + _SKEW_S)
-    newest = candidates.lives[max(0, begun - _LOOKED_AT) : begun]
-    newest = [life for life in newest if by in ("", life.process)]
-    same = [life for life in newest if life.number == number]
-    if found := same or newest:
-        return found[-1]
+    for skew_s, ignores_ends in ((0.0, False), (_SKEW_S, False), (_SKEW_S, True)):
+        for life in candidates.begun_by(line.when_s + skew_s):
+            is_over = life.ended is not None and life.end_s + skew_s < line.when_s
+            if by in ("", life.process) and (ignores_ends or not is_over):
+                return life
     for life in candidates.lives:  # the clocks differ
         if by in ("", life.process):
             return life
-    return candidates.add(Life(request_id, number or 0, by), line.when_s)
+    return candidates.add(Life(request_id, number, by), line.when_s)
