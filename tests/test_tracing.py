@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import stat
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -275,6 +276,18 @@ class TestStandardError:
         for event in PER_REQUEST:
             log.info(event)
         assert PER_REQUEST == [event["event"] for event in in_file(tmp_path, log)]
+
+    def test_standard_error_of_a_host_s_own_needs_write_only(self, monkeypatch, opened):
+        """Python asks no more of what stands in its place, such as a copier of lines: no cache
+        could be opened there, and no engine started."""
+        lines: list[str] = []
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(write=lines.append))
+        log = opened(LogConfig())
+        log.error(RUNTIME_FAILED)
+        close_log(log)
+        (line,) = lines
+        assert RUNTIME_FAILED == json.loads(line)["event"]
+        assert 0 == num_dropped(log)
 
     def test_process_without_standard_error_logs_nowhere(self, monkeypatch, opened):
         """A daemon may have none; its log is lost, and nothing else."""

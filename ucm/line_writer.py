@@ -85,7 +85,7 @@ class DescriptorSink:
 
 
 class TextSink:
-    """A text stream of somebody else's that has no descriptor."""
+    """A text stream of somebody else's that has no descriptor; all that it has to have is ``write``."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -94,7 +94,8 @@ class TextSink:
         """Write, or lose what a stream that is closed or full does not take."""
         try:
             self._stream.write(text)
-            self._stream.flush()
+            if hasattr(self._stream, "flush"):
+                self._stream.flush()
         except (OSError, ValueError):
             return text.count("\n")
         return 0
