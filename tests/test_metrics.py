@@ -266,6 +266,15 @@ class TestCounters:
         counters.reach("ucm_load_failures_total", 5, reason="corrupt")
         assert {} == counters.take()
 
+    def test_total_that_comes_late_takes_nothing_back(self):
+        """Of two scrapes at once the older answer may come second: what is less than before is
+        taken for a restart by Prometheus, and ended vLLM's front end, whose counters refuse it."""
+        counters, name = Counters(), "ucm_store_evicted_parts_total"
+        for total in (9, 7, 10):
+            counters.reach(name, total)
+            assert counters.take().get("counters", {}).get(name, 0) >= 0
+        assert 10 == counters.total(name)
+
 
 class TestGauges:
     def test_gauge_is_told_when_it_changes_and_only_then(self) -> None:

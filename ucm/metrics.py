@@ -128,14 +128,14 @@ class Counters:
                 self._fresh[key] = self._fresh.get(key, 0) + amount
 
     def reach(self, name: str, total: float, **labels: str) -> None:
-        """Count what is missing to a total that is counted elsewhere."""
+        """Count what is missing to a total that is counted elsewhere; one that is less has come late."""
         self.reach_all({sample_key(name, labels): total})
 
     def reach_all(self, totals: Mapping[str, float]) -> None:
         """Do the same for several, by the texts that ``sample_key`` makes."""
         with self._lock:
             for key, total in totals.items():
-                if missing := total - self._totals.get(key, 0):
+                if (missing := total - self._totals.get(key, 0)) > 0:
                     self._totals[key] = total
                     self._fresh[key] = self._fresh.get(key, 0) + missing
 

@@ -181,6 +181,19 @@ class TestRefresh:
         assert 2 * (5 + 1 + 4) == total("ucm_spilled_parts_total", tier="disk")
         assert 2 * 3 == total("ucm_spilled_parts_total", tier="redis")
 
+    def test_what_an_agent_counts_no_more_is_not_taken_back(self, node) -> None:
+        """R-63: it has lost the slab of one size of blocks, and ends: a counter that went down
+        would have ended vLLM's front end, and is a restart to Prometheus."""
+        client, counters, health = node
+        client.status = status(spilled=3)
+        health.refresh()
+        del client.status["slots"]["8192"]
+        health.refresh()
+        assert 2 * 3 == counters.total("ucm_spilled_parts_total", tier="disk")
+        client.status = status(spilled=4)
+        health.refresh()
+        assert 2 * 4 == counters.total("ucm_spilled_parts_total", tier="disk")
+
     @pytest.mark.parametrize("said", [{}, {"pid": 7, "tiers": [{"medium": 5}]}])
     def test_what_another_release_says_is_passed_over(self, node, said) -> None:
         """R-63: an agent whose words are others is up, and nothing more is known."""

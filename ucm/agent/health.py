@@ -82,7 +82,7 @@ class AgentHealth:
         self._types = [str(tier["type"]) for tier in tiers]
         self._agent = (0, "")
         self._num_agents = 0
-        self._totals: Mapping[str, int] = {}
+        self._totals: Counter[str] = Counter()
         self._servers: set[tuple[str, str]] = set()
         """Of tiers, by medium and name, that have a gauge of their own."""
         self._lock = threading.Lock()
@@ -98,11 +98,10 @@ class AgentHealth:
             if more := self._client.agents.count - self._num_agents:
                 self._num_agents += more
                 self._counters.add("ucm_agents_total", more)
-        try:
-            told = msgspec.convert(self._client.status, _Told)
-        except msgspec.ValidationError:  # nothing yet, or what another release says
-            return
-        with self._lock:
+            try:
+                told = msgspec.convert(self._client.status, _Told)
+            except msgspec.ValidationError:  # nothing yet, or what another release says
+                return
             self._take(told, is_there=is_up)
 
     @property
@@ -138,11 +137,9 @@ class AgentHealth:
         self._take_servers(told.tiers)
         totals = _totals_of(told)
         if (told.pid, told.nonce) != self._agent:
-            self._agent, self._totals = (told.pid, told.nonce), {}
-        before, self._totals = self._totals, totals
-        self._counters.add_all(
-            {key: more for key in totals if (more := totals[key] - before.get(key, 0))}
-        )
+            self._agent, self._totals = (told.pid, told.nonce), Counter()
+        before, self._totals = self._totals, self._totals | totals
+        self._counters.add_all(self._totals - before)  # never less: a slab may be lost
 
     def _take_servers(self, tiers: Sequence[_Tier]) -> None:
         """Say of each server that ever was away, or took nothing, whether it is so now."""
