@@ -68,8 +68,8 @@ SIGNS = (
         name="preempted_counted_as_hits",
         why="The hit ratio is above one while the engine computes the same twice.",
         file="ucm/story/totals.py",
-        find="            if not ended.preemptions:\n",
-        replace="            if True:\n",
+        find="if not (ended.preemptions or ended.never_ran):",
+        replace="if not ended.never_ran:",
         killers=(
             "tests/story/test_totals.py::TestTotals::test_what_was_preempted_is_no_hit",
         ),

@@ -120,6 +120,11 @@ class TestSummary:
             "5 times in memory, its own among them."
         ) == told
 
+    def test_what_never_ran_was_not_computed(self):
+        """Its client went away while it waited for its turn: all of its prompt was told as computed."""
+        (told,) = summary_of(life_of(ended(outcome="aborted", life=0, loaded_tokens=0)))
+        assert "100 prompt tokens: none was computed, it never had blocks." == told
+
     def test_an_end_that_no_line_tells_is_not_made_up(self):
         """It still runs, or its engine died; nobody knows."""
         assert "No line tells of its end" in summary_of(life_of(settled()))[0]

@@ -43,6 +43,14 @@ class TestTotals:
         )
         assert 1472 == told["tokens"]["loaded"]
 
+    def test_what_never_ran_is_no_miss(self):
+        """X-10: of clients that went away while they waited nothing was loaded or computed; they
+        made each hit ratio less."""
+        gone = ended("r2", loaded_tokens=0, life=0, outcome="aborted")
+        told = totals(ended(), gone).to_dict()
+        assert 0.64 == told["hit_ratio"]["ratio"]
+        assert 200 == told["tokens"]["prompt"]
+
     def test_bytes_are_those_that_arrived(self):
         """Of a ticket that was half committed half of the bytes count."""
         told = totals(settled(committed=1)).to_dict()["bytes"]

@@ -106,6 +106,11 @@ class Ended(Line, kw_only=True):
         """When the life began, as far as is known."""
         return self.timestamp_s if self.began_s is None else self.began_s
 
+    @property
+    def never_ran(self) -> bool:
+        """Whether its client went away before it had blocks: nothing of it was computed."""
+        return self.outcome == "aborted" and not self.life
+
 
 class Missed(Line, kw_only=True):
     """``prefix.missed``: a look-up fell short."""

@@ -76,6 +76,8 @@ def _shares_of(ended: Ended) -> str:
     """Return where the tokens came from; what was preempted loads its own again."""
     prompt, own = ended.prompt_tokens, ended.computed_tokens
     loaded = ended.loaded_tokens
+    if ended.never_ran:
+        return f"{prompt} prompt tokens: none was computed, it never had blocks."
     if ended.preemptions:
         return (
             f"{prompt} prompt tokens: {own} in the engine's own cache at first; "

@@ -145,7 +145,7 @@ class Totals:
     """``finished``, ``aborted``; and how many were ``preempted``."""
     tokens: Tally = attrs.Factory(Tally)
     at_once: Tally = attrs.Factory(Tally)
-    """Likewise of requests that were never preempted; others load what they computed."""
+    """Likewise of requests that ran and were never preempted; others load what they computed."""
     blocks: Tally = attrs.Factory(Tally)
     misses: Tally = attrs.Factory(Tally)
     missing_tokens: Tally = attrs.Factory(Tally)
@@ -193,7 +193,7 @@ class Totals:
         for name in ("prompt", "computed", "matched", "loaded"):
             count = getattr(ended, f"{name}_tokens")
             self.tokens.add(name, count)
-            if not ended.preemptions:
+            if not (ended.preemptions or ended.never_ran):
                 self.at_once.add(name, count)
         self.blocks.add("saved", ended.saved_blocks)
         self.blocks.add("dropped", ended.dropped_blocks)
