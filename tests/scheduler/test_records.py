@@ -5,9 +5,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.scheduler.model import HASHES, ONE_FULL, SetIndex, make_adapter
 from ucm.blocks import Owner
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.records import Record, Records, SaveEnd
+from ucm.scheduler.requests import StepFacts
 
 
 def a_save(number: int, *shares: tuple[str, int, int]) -> SpanOrder:
@@ -174,3 +176,20 @@ class TestLoads:
             record.load_s,
         )
         assert "evicted" == record.load_failure
+
+    def test_who_goes_away_amid_a_load_has_waited_for_it(self) -> None:
+        """A client that gave up on a load that hung was told to have waited for none."""
+        adapter = make_adapter(ONE_FULL, SetIndex())
+        adapter.tick(10.0)
+        adapter.blocks_allocated(
+            "r", [[1, 2]], HASHES[:2], computed_tokens=0, external_tokens=8
+        )
+        assert adapter.plan_step(StepFacts()).loads
+        adapter.tick(70.0)
+        adapter.request_finished("r")
+        (record,) = adapter.records.take()
+        assert (8, 0, 60.0) == (
+            record.matched_tokens,
+            record.loaded_tokens,
+            record.load_s,
+        )
