@@ -5,6 +5,7 @@ import re
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,13 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cache.kit import Host, keys_of, leaving_nothing
+from ucm import line_writer
 from ucm.cache.sync import Cache
+from ucm.config import LogConfig
 from ucm.errors import ConfigError
 from ucm.exporter import Exporter
 from ucm.metrics import METRICS, SECONDS_BUCKETS, Counters, MetricKind
+from ucm.tracing import close_log, num_dropped, open_log
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -82,6 +86,18 @@ class TestExporter:
             assert value(seen, "ucm_last_sign_timestamp_seconds") > 1e9
             cache.close()
             assert 0 == value(scrape(url), "ucm_healthy")
+
+    def test_lines_that_a_cache_s_log_lost_are_counted(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-73: each once, however often somebody looks; they were told as none."""
+        monkeypatch.setattr(line_writer, "MAX_CHARS", 0)
+        host, name = Host(), "ucm_dropped_log_lines_total"
+        log = host.tracer.log = open_log(LogConfig(directory=str(tmp_path)), "cache-0")
+        with Cache(*host.open_core()) as cache:
+            for _ in range(2):
+                assert 0 < cache.measure().counters[name] <= num_dropped(log)
+        close_log(log)
 
     def test_what_happens_once_is_none_before(self) -> None:
         """A damaged block is a step from 0 to 1, and no series that begins with 1."""

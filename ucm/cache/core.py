@@ -85,7 +85,7 @@ class Core(Asking):
         client: AgentClient | None = None,
         affinity: AffinityPlan | None = None,
     ) -> None:
-        self.timeout = config.timeout
+        self.timeout, self.log = config.timeout, log
         self.new_event, self.now = threads.event, threads.monotonic  # for who waits
         self._device = device
         self._digest = keyspace.digest

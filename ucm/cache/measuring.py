@@ -18,6 +18,7 @@ from ucm.pipeline.tickets import Direction
 from ucm.stores.abc import StoreStats
 from ucm.stores.opening import tell_store
 from ucm.threads import Event
+from ucm.tracing import Log, num_dropped
 
 __all__ = ["Asked", "measured", "statistics_of"]
 
@@ -29,6 +30,7 @@ class Asked(Protocol):
     """The part of a cache that knows how it stands."""
 
     fetches: Fetches
+    log: Log
     new_event: Callable[[], Event]
 
     def statistics(self) -> Pending[Statistics]:
@@ -85,4 +87,5 @@ def measured(
     except UCMError:
         is_healthy = False
     counters.set("ucm_healthy", int(is_healthy))
+    counters.reach("ucm_dropped_log_lines_total", num_dropped(asked.log))
     return counters.snapshot()
