@@ -97,6 +97,18 @@ class TestShow:
         assert code == 0
         assert "cmpl-r1-0-ab12" in out
 
+    def test_samples_of_a_request_are_found_by_the_id_that_its_client_knows(
+        self, tmp_path
+    ):
+        """An engine counts them before it: a request with ``n=2`` was told to be in no line."""
+        names = ("0_cmpl-r1-ab", "1_cmpl-r1-cd", "0_cmpl-r10-ef")
+        log = write(tmp_path / "ucm-s-1.jsonl", *map(ended, names))
+        code, _, err = call("show", "cmpl-r1", "--log", log)
+        assert (USAGE, True) == (code, "2 requests" in err)
+        assert ", ".join(names[:2]) in err
+        assert 0 == call("show", "1_cmpl-r1", "--log", log)[0]
+        assert 0 == call("show", "cmpl-r10", "--log", log)[0]
+
 
 class TestWhy:
     def test_a_miss_is_explained(self, run):

@@ -252,7 +252,17 @@ def _nothing(problem: str, reading: Reading) -> NoLogError:
 
 
 def _names(line: Line, request_id: str) -> bool:
-    return any(owner.startswith(request_id) for owner in line.owners)
+    return any(_begins(owner, request_id) for owner in line.owners)
+
+
+def _begins(name: str, request_id: str) -> bool:
+    return name.startswith(request_id) or _asked_for(name).startswith(request_id)
+
+
+def _asked_for(name: str) -> str:
+    """Return what a client calls a request: of several samples of one the engine has ``0_NAME`` and so on."""
+    number, _, rest = name.partition("_")
+    return rest if rest and number.isdecimal() else name
 
 
 def _one_request(
@@ -265,10 +275,10 @@ def _one_request(
     lines = _lines(path, reading, request_id)
     collected = collect(lines, lambda line: _names(line, request_id))
     lives = [
-        life for life in lives_of(collected) if life.request_id.startswith(request_id)
+        life for life in lives_of(collected) if _begins(life.request_id, request_id)
     ]
     exact = [life for life in lives if life.request_id == request_id]
-    whole = [life for life in lives if life.request_id.startswith(f"{request_id}-")]
+    whole = [life for life in lives if _begins(life.request_id, f"{request_id}-")]
     lives = exact or whole or lives
     names = sorted({life.request_id for life in lives})
     if not lives:
