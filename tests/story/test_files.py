@@ -27,6 +27,17 @@ class TestFind:
         names = [file.path.name for file in find_logs(tmp_path)]
         assert ["ucm-w-1.jsonl.2", "ucm-w-1.jsonl.1", "ucm-w-1.jsonl"] == names
 
+    @pytest.mark.parametrize(
+        "behind", ["-20261130", "-20261130-1796040000", ".2026-11-30", ".20261130"]
+    )
+    def test_a_file_that_was_put_aside_with_its_date_is_found(self, tmp_path, behind):
+        """As by logrotate, with dateext: it went without a word, and numbers were of the rest."""
+        write(tmp_path / f"ucm-w-1.jsonl{behind}", ended())
+        write(tmp_path / f"ucm-w-1.jsonl{behind}.gz", ended())
+        found = find_logs(tmp_path)
+        assert ["w-1"] * 2 == [file.process for file in found]
+        assert 1 == sum(file.is_packed for file in found)
+
     def test_who_wrote_a_line_is_said_by_its_file(self, tmp_path):
         """Two workers of two engines have one role; their process ids differ."""
         write(tmp_path / "ucm-worker-0-17.jsonl", settled())

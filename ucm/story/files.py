@@ -27,9 +27,11 @@ MAX_LINE: Final = 1 << 20
 MAX_FILES: Final = 4096
 """Files that are read; of more, those that were written last."""
 _NAME: Final = re.compile(
-    r"ucm-([\w-]{1,64}?)-(\d{1,10})\.jsonl(?:\.(\d{1,6}))?(\.gz|\.bz2|\.xz|\.zst)?",
+    r"ucm-([\w-]{1,64}?)-(\d{1,10})\.jsonl(?:\.(\d{1,6})|[.-]\d[\d-]{1,30})?"
+    r"(\.gz|\.bz2|\.xz|\.zst)?",
     re.ASCII,
 )
+"""Others that rotate put a date behind it."""
 
 
 @attrs.frozen
@@ -40,7 +42,7 @@ class LogFile:
     Args:
         path: Where it is.
         process: Role and process id of who wrote it.
-        age: How many times it was rotated.
+        age: How many times it was rotated; 0 if a date says when.
         nbytes: Its size when it was found.
         written_s: When it was written last, in Unix time.
         inode: Which it was then.
