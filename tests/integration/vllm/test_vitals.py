@@ -12,11 +12,13 @@ import attrs
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from tests.integration.vllm.test_halves import traced_engine
+from tests.integration.vllm.test_halves import request, traced_engine
 from ucm import line_writer
 from ucm.integration.vllm import stats, vitals
+from ucm.integration.vllm.messages import plan_in
 from ucm.integration.vllm.stats import UCMPromMetrics
 from ucm.integration.vllm.vitals import begin_vitals
+from ucm.scheduler.messages import StepReport, encode
 from ucm.status import StatusServer, read_statuses
 from ucm.threads import Threads
 
@@ -85,6 +87,19 @@ class TestHalves:
             assert ("gather", "begin") in stages
             assert ("commit", "end") == stages[-1]
         assert not (slab / "status").exists()
+
+    def test_all_that_is_held_is_told_together(self, engine) -> None:
+        """X-11: a report may come behind the last numbers of a step: blocks were held, without a
+        byte, for as long as the engine idled."""
+        one, half = request("r"), engine.scheduler
+        half.match(one, 0)
+        half.allocated(one, [[1, 2, 3]], 0)
+        (save,) = plan_in(engine.plan([one], [1, 2, 3])).saves
+        assert 3 == half.stats().data["gauges"]["ucm_held_blocks"]
+        half._apply_report(encode(StepReport(rank=0, released=(save.transfer_id,))))
+        half.refresh()
+        gauges = half.counters.snapshot().gauges
+        assert (0, 0) == (gauges["ucm_held_blocks"], gauges["ucm_held_bytes"])
 
     def test_gauges_are_fresh_where_nobody_asks(
         self, engine, monkeypatch: pytest.MonkeyPatch

@@ -339,6 +339,7 @@ def _tell_open(counters: Counters, adapter: SchedulerAdapter, now: float) -> Non
     """Take over how much is open in a scheduler; *now* is on its clock, in seconds."""
     counts, holds, tell = adapter.counts(), adapter.holds, counters.set
     began = holds.oldest
+    tell("ucm_held_blocks", holds.held_blocks)
     tell("ucm_held_bytes", holds.held_nbytes)
     tell("ucm_oldest_hold_seconds", 0 if began is None else max(0.0, now - began))
     tell("ucm_open_tickets", counts["open_saves"], direction="save")
