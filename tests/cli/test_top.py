@@ -97,11 +97,13 @@ class TestEngines:
         assert 10.0 == engine.rate(SAVED)
 
     def test_states_are_told_apart(self):
-        """Well, bypassed, and a worker whose scheduler does not tell yet."""
-        found = engines_of(
-            [scheduler("a"), scheduler("b", gauges={"ucm_healthy": 0}), worker("c")]
-        )
-        assert ["ok", "bypassed", "starting"] == [each.state for each in found]
+        """Well, bypassed, and a worker whose scheduler does not tell yet; a rank that serves
+        nothing more is told of although the scheduler hears of it with the next step only."""
+        failed = {"ucm_healthy": 0}
+        told = [scheduler("a"), scheduler("b", gauges=failed), worker("c")]
+        found = engines_of([*told, scheduler("d"), worker("d", gauges=failed)])
+        states = ["ok", "bypassed", "starting", "bypassed"]
+        assert states == [each.state for each in found]
 
     def test_a_cache_of_a_host_is_an_engine(self):
         """A library's process has no engine's name; its own stands for it."""

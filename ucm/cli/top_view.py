@@ -21,6 +21,7 @@ _MOST_REASONS = 3
 _MISSED = "ucm_missed_lookups_total"
 _SETTLED = "ucm_settled_part_bytes_total"
 _OPEN = "ucm_open_tickets"
+_HEALTHY = "ucm_healthy"
 _AGENT, _TIER = "ucm_agent_up", "ucm_tier_up"
 _SERVER = "ucm_tier_server_up"
 _MOST_SERVERS = 3
@@ -54,7 +55,7 @@ class EngineView:
     Args:
         name: Its own name; that of the process where it has none.
         processes: Role and process id of each.
-        state: ``ok``, ``starting`` (the scheduler did not tell), or ``bypassed``.
+        state: ``ok``, ``starting`` (the scheduler did not tell), or ``bypassed``, by any process.
         problem: Why a process could not tell all.
         uptime_s: Of the process that runs longest.
         counters: Totals, over all processes.
@@ -167,7 +168,8 @@ def _engine(
     uptime = max(each.uptime_s for each in processes)
     past, span = (before, seconds) if before is not None else ({}, uptime)
     gauges = {key: value for each in heads for key, value in each.gauges.items()}
-    healthy = gauges.get("ucm_healthy", 1.0 if heads else None)
+    told = [each.gauges[_HEALTHY] for each in processes if _HEALTHY in each.gauges]
+    healthy = min(told, default=1.0 if heads else None)
     return EngineView(
         name=name,
         processes=tuple(f"{each.role}-{each.pid}" for each in processes),
