@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A cache's metrics, scraped over HTTP as Prometheus does."""
 
+import contextlib
 import re
 import urllib.request
 from collections.abc import Iterator
@@ -94,10 +95,11 @@ class TestExporter:
         monkeypatch.setattr(line_writer, "MAX_CHARS", 0)
         host, name = Host(), "ucm_dropped_log_lines_total"
         log = host.tracer.log = open_log(LogConfig(directory=str(tmp_path)), "cache-0")
-        with Cache(*host.open_core()) as cache:
+        with contextlib.ExitStack() as ending:
+            ending.callback(close_log, log)
+            cache = ending.enter_context(Cache(*host.open_core()))
             for _ in range(2):
                 assert 0 < cache.measure().counters[name] <= num_dropped(log)
-        close_log(log)
 
     def test_what_happens_once_is_none_before(self) -> None:
         """A damaged block is a step from 0 to 1, and no series that begins with 1."""
