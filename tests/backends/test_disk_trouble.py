@@ -247,6 +247,29 @@ class TestTrouble:
         assert (0, 15) == (await there(backend, OLD), await there(backend, LATER))
         await backend.aclose()
 
+    @pytest.mark.parametrize("is_free", [False, True])
+    @pytest.mark.parametrize("which", [0, 2], ids=["data", "stamp"])
+    async def test_bad_place_costs_one_put(self, tmp_path, monkeypatch, which, is_free):
+        """R-51: its slot was free at once, and the first one of each put from then on: of a tier that was full
+        no call was well any more, until it was asked to take a block at a time, and took none."""
+        backend = await full(tmp_path)
+        bad = find(tmp_path, OLD[3])[which]
+        if is_free:
+            assert [Verdict.DONE] == await backend.delete(OLD[3:4])
+        with monkeypatch.context() as patch:
+            Refused(
+                patch, "pwritev", lambda _, place, nbytes: place <= bad < place + nbytes
+            )
+            assert 1 == (await put(backend, NEW)).count(Verdict.UNAVAILABLE)
+            for key in LATER[1:]:
+                assert [Verdict.DONE] == await put(backend, [key])
+        assert 15 == await there(backend, LATER)
+        await backend.aclose()
+        backend = await open_disk(tmp_path, capacity=ONE_EACH)
+        assert [Verdict.DONE] == await put(backend, LATER[:1])
+        assert 16 == await there(backend, LATER)
+        await backend.aclose()
+
     async def test_block_that_cannot_be_read_is_deleted_and_put_anew(
         self, tmp_path, monkeypatch
     ):

@@ -339,14 +339,17 @@ class DiskBackend(Backend):
         return [GARBAGE if drive.answers() else _UNAVAILABLE]
 
     def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
-        if self._drives[run[0][0].extent.drive].write(run):
+        drive = self._drives[run[0][0].extent.drive]
+        if drive.write(run):
             return [_End.WRITTEN] * len(run)
         if len(run) > 1:
             return [end for pair in run for end in self._write([pair])]
         slot = run[0][0]
-        if self._wipe(slot):
+        if drive.renew(slot):
             return [_End.WIPED]
-        is_as_before = self._drives[slot.extent.drive].is_as_before(slot)
+        # A free place is refused where the drive is; if it writes elsewhere, nobody is to have it again.
+        is_of_use = slot.previous[0] or not drive.writes(slot.extent)
+        is_as_before = is_of_use and drive.is_as_before(slot)
         return [_End.REFUSED if is_as_before else _End.UNCLEAR]
 
     def _wipe(self, slot: Slot) -> bool:

@@ -43,6 +43,7 @@ MANIFEST = "ucm-disk.json"
 BLOCKS = "blocks"
 _LOCK = "lock"
 _SCHEMA = 1
+_MOST_PARTS = 1024  # pieces of memory that a call may have (``IOV_MAX``)
 _SECTOR = 512  # of what ``stat`` counts, whatever the drive's are
 _EMPTY_PAGE = mmap.mmap(-1, PAGE)  # begins at a page, as direct I/O wants it
 
@@ -247,9 +248,22 @@ class Drive:
             return False
         return self._wipe(slot.place, slot.extent.mark.pages)
 
+    def renew(self, slot: Slot) -> bool:
+        """Wipe a slot, and find out whether each of its pages is written to; False if one is not."""
+        pages = slot.extent.mark.pages
+        pieces = range(0, pages, _MOST_PARTS)
+        return self.wipe(slot) and all(
+            self._empty(slot.place + at * PAGE, min(_MOST_PARTS, pages - at))
+            for at in pieces
+        )
+
     def _wipe(self, place: int, pages: int) -> bool:
+        return self._empty(place + pages * PAGE, 1)
+
+    def _empty(self, place: int, count: int) -> bool:
+        """Write so many empty pages."""
         try:
-            return os.pwritev(self._fd, [_EMPTY_PAGE], place + pages * PAGE) == PAGE
+            return os.pwritev(self._fd, [_EMPTY_PAGE] * count, place) == count * PAGE
         except OSError:
             return False
 

@@ -111,7 +111,7 @@ class Keeper:
         """Wipe and clear slots; those that no thread came to when cancelled stay unclear."""
 
         def wipe(slot: Slot) -> bool:
-            return self._drives[slot.extent.drive].wipe(slot)
+            return self._drives[slot.extent.drive].renew(slot)
 
         for slot in slots:
             self._slots.hold(slot)
