@@ -158,8 +158,8 @@ _TABLE = (
     ),
     _gauge(
         "ucm_tier_server_up",
-        "1 while a server of a tier's cluster answers (load), or takes blocks (save), 0 while it does not; "
-        "of such as once did not: 32 by their addresses, all others together as others.",
+        "1 while a server of a tier's cluster, or one of its drives, answers (load), or takes blocks (save), "
+        "0 while it does not; of such as once did not: 32 by their addresses, all others together as others.",
         *("tier", "direction", "address"),
     ),
     _counter(

@@ -42,7 +42,8 @@ from ucm.settings import read_section
 
 __all__ = ["DiskBackend"]
 
-_ABSENT, _UNAVAILABLE = Fetched(Verdict.ABSENT), Fetched(Verdict.UNAVAILABLE)
+_ABSENT, _AWAY = Fetched(Verdict.ABSENT), Fetched(Verdict.AWAY)
+_UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _PRESENT = Verdict.PRESENT
 _AT_ONCE_BYTES = 32 << 20
 """As many as an agent's call has: a drive serves all alike, and two would end together."""
@@ -305,6 +306,19 @@ class DiskBackend(Backend):
         return [told.get(key, Verdict.ABSENT) for key in keys]
 
     @property
+    def away(self) -> Sequence[str]:
+        """Those of several drives of which nothing could be read."""
+        return self._named([drive for drive in self._drives if drive.is_silent])
+
+    @property
+    def refusing(self) -> Sequence[str]:
+        """Those of several drives that have refused to write, until they do again."""
+        return self._named([self._drives[at] for at in sorted(self._slots.refusing)])
+
+    def _named(self, drives: Sequence[Drive]) -> Sequence[str]:
+        return [str(each.path) for each in drives if len(self._drives) > 1]
+
+    @property
     def trouble(self) -> str:
         """Why a drive takes no blocks."""
         return next(filter(None, [drive.trouble for drive in self._drives]), "")
@@ -331,12 +345,16 @@ class DiskBackend(Backend):
 
     def _read(self, run: list[tuple[Slot, memoryview]]) -> list[Fetched]:
         drive = self._drives[run[0][0].extent.drive]
-        if (told := drive.read(run)) is not None:
-            return told
-        if len(run) > 1:
+        told = drive.read(run)
+        if told is None and len(run) > 1:
             return [one for pair in run for one in self._read([pair])]
+        is_silent = told is None and not drive.answers()
+        drive.is_silent = is_silent
+        if is_silent:  # which is its own affair where another one answers
+            others = [each for each in self._drives if each is not drive]
+            return [_AWAY if any(map(Drive.answers, others)) else _UNAVAILABLE]
         # A place that cannot be read is no word on the drive: the block goes, and may come anew.
-        return [GARBAGE if drive.answers() else _UNAVAILABLE]
+        return told or [GARBAGE]
 
     def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
         drive = self._drives[run[0][0].extent.drive]

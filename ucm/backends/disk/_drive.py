@@ -80,13 +80,15 @@ class Drive:
     """
 
     def __init__(self, path: Path, extent_bytes: int, key: str) -> None:
-        self._path = path
+        self.path = path
         self._key = key
         self._pages = Scratch()
         self._fd = -1
         self._index: Index | None = None
         self._marked: set[int] = set()  # extents; each has had a mark on the drive
         self.is_direct = False
+        self.is_silent = False
+        """Nothing could be read when somebody asked last."""
         self.trouble = ""
         """Why it takes no blocks; empty if it does, or nobody knows."""
         try:
@@ -105,8 +107,8 @@ class Drive:
             ConfigError: There is no room for it; the drive is as full as it was.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        path = self._path / BLOCKS
-        room = os.statvfs(self._path)
+        path = self.path / BLOCKS
+        room = os.statvfs(self.path)
         free = room.f_bavail * room.f_frsize
         try:
             self._fd = os.open(path, flags, 0o600)
@@ -119,7 +121,7 @@ class Drive:
         except OSError as exc:
             raise path_error(
                 self._key,
-                self._path,
+                self.path,
                 f"{geometry.nbytes} bytes for blocks cannot be had, free are {free} ({exc})",
                 "Give a smaller capacity, or another drive.",
             ) from exc
@@ -127,10 +129,10 @@ class Drive:
             os.close(self._fd)
             self._fd, self.is_direct = direct, True
         try:
-            self._index = Index.open(self._path / INDEX, geometry, before)
+            self._index = Index.open(self.path / INDEX, geometry, before)
         except OSError:  # every start looks through the drive, then
             with suppress(FileNotFoundError, IsADirectoryError):
-                os.unlink(self._path / INDEX)  # nobody keeps it true from now on
+                os.unlink(self.path / INDEX)  # nobody keeps it true from now on
 
     def _stretch(self, before: os.stat_result, free: int, nbytes: int) -> None:
         """Have a file so long, and all of it there; where that is in vain nothing is taken."""
@@ -233,7 +235,7 @@ class Drive:
     def _touch(self, extent: Extent) -> None:
         """Say that an extent is about to be written to, and before the first time how it is cut."""
         if not os.fstat(self._fd).st_nlink:
-            self.trouble = f"{self._path / BLOCKS} was removed: end the agent (SIGTERM), the next one makes it anew"
+            self.trouble = f"{self.path / BLOCKS} was removed: end the agent (SIGTERM), the next one makes it anew"
             raise OSError(errno.ESTALE, self.trouble)  # nobody would find it again
         if self._index is not None:
             self._index.touch(extent.number, extent.change)
