@@ -67,6 +67,16 @@ class TestRefusals:
         assert [True] == await fetch_sound(second, KEYS[:1])
         await second.aclose()
 
+    async def test_lock_that_somebody_removes_lets_nobody_in(self, tmp_path):
+        """X-14: a second user was let in, and both wrote to the same slots; who removes the other file, which is
+        held as well, makes the directory nobody's."""
+        first = await open_disk(tmp_path)
+        for name, said in (("lock", "somebody else uses it"), (MANIFEST, "but no")):
+            (tmp_path / name).unlink()
+            with pytest.raises(ConfigError, match=said):
+                await open_disk(tmp_path)
+        await first.aclose()
+
     async def test_directory_that_cannot_be_locked_is_named(self, tmp_path):
         """R-51: one on a drive that is read-only by now, or has no files left: the agent ended as
         by a bug, and its engine, which was not told why, started it again and again."""

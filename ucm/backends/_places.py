@@ -13,7 +13,8 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from time import sleep
 from typing import TypeVar
@@ -115,22 +116,26 @@ def give_name(temporary: Path | str | bytes, path: Path | str | bytes) -> bool:
     return True
 
 
-def lock(path: Path, name: str, key: str) -> int:
+def lock(path: Path, names: Iterable[str], key: str) -> list[int]:
     """
-    Lock a file of a directory that is ours for as long as its descriptor is open.
+    Lock files of a directory that is ours for as long as their descriptors are open.
 
     Raises:
-        ConfigError: Another process, or another part of this one, has it.
+        ConfigError: Another process, or another part of this one, has one.
     """
-    fd = os.open(path / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(fd)
-        raise path_error(
-            key, path, f"somebody else uses it ({exc})", "Give each one its own."
-        ) from exc
-    return fd
+    fds = list[int]()
+    with ExitStack() as undo:
+        for name in names:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            fds.append(os.open(path / name, flags, 0o600))
+            undo.callback(os.close, fds[-1])
+            try:
+                fcntl.flock(fds[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as exc:
+                problem = f"somebody else uses it ({exc})"
+                raise path_error(key, path, problem, "Give each one its own.") from exc
+        undo.pop_all()
+    return fds
 
 
 def _has(path: Path) -> bool:

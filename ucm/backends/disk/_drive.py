@@ -4,8 +4,8 @@ One drive: a directory of ours with a preallocated file, and how blocks move to 
 
 Contents of the directory::
 
-    ucm-disk.json   what it is
-    lock            held by the one process that uses it
+    ucm-disk.json   what it is; held by the one process that uses the directory
+    lock            likewise; all that older releases look at
     blocks          the file
     index           what is in it, see ``_index``; there may be none
 
@@ -41,7 +41,7 @@ __all__ = ["BLOCKS", "MANIFEST", "Drive", "Manifest", "Scanned"]
 
 MANIFEST = "ucm-disk.json"
 BLOCKS = "blocks"
-_LOCK = "lock"
+_LOCK = "lock"  # with the manifest, without which nobody comes in: this one may be removed
 _SCHEMA = 1
 _MOST_PARTS = 1024  # pieces of memory that a call may have (``IOV_MAX``)
 _SECTOR = 512  # of what ``stat`` counts, whatever the drive's are
@@ -94,7 +94,7 @@ class Drive:
         try:
             mine = Manifest("ucm-disk", _SCHEMA, extent_bytes)
             told = claim(path, MANIFEST, mine, key)
-            self._lock_fd = lock(path, _LOCK, key)
+            self._lock_fds = lock(path, (_LOCK, MANIFEST), key)
         except OSError as exc:
             raise path_error(key, path, f"it cannot be used: {exc}") from exc
         self.extent_bytes = told.extent_bytes
@@ -175,13 +175,13 @@ class Drive:
 
     def close(self, *, is_used: bool) -> None:
         """Let go of the files, unless threads still use them: their I/O stays where it was."""
-        for fd in (self._fd, self._lock_fd):
+        for fd in (self._fd, *self._lock_fds):
             if fd >= 0 and not is_used:
                 os.close(fd)
         if self._index is not None and not is_used:
             self._index.close()
         self._index = None
-        self._fd = self._lock_fd = -1
+        self._fd, self._lock_fds = -1, []
 
     # Blocks. On any thread.
 
