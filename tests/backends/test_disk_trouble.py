@@ -59,6 +59,21 @@ class TestTrouble:
         assert 16 == await there(backend, NEW)
         await backend.aclose()
 
+    async def test_drive_that_takes_single_pages_only_loses_nothing(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: one that is full below its file system lets a page be written over, and no block: what was to make
+        room was as it was, and its stamp was wiped all the same."""
+        backend = await full(tmp_path)
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", lambda _, place, nbytes: nbytes > PAGE)
+            for _ in range(3):
+                assert [Verdict.UNAVAILABLE] * 5 == await put(backend, NEW[:5])
+            assert 16 == await there(backend, OLD)
+        assert [Verdict.DONE] * 16 == await put(backend, NEW)
+        assert 16 == await there(backend, NEW)
+        await backend.aclose()
+
     async def test_drive_that_is_known_to_refuse_is_left_alone(
         self, tmp_path, monkeypatch
     ):

@@ -311,8 +311,8 @@ TIERS = (
         name="drive_that_refuses_writes_emptied",
         why="A drive that takes nothing for a minute parts with all its blocks, and with its room.",
         file=_DISK,
-        find="[_End.REFUSED if is_as_before else _End.UNCLEAR]",
-        replace="[_End.UNCLEAR]",
+        find="if is_as_before and slot.previous[0]:",
+        replace="if False:",
         killers=(
             f"{_DRIVE}::test_drive_that_refuses_writes_for_a_while_loses_nothing",
         ),

@@ -286,8 +286,9 @@ class DiskBackend(Backend):
             self._slots.remove(slot)
             self._changing[key] = over
         wiped: list[bool | None] = [None] * len(found)
+        wipe = lambda slot: self._drives[slot.extent.drive].wipe(slot)
         try:
-            await self._crew.run(list(found.values()), self._wipe, wiped)
+            await self._crew.run(list(found.values()), wipe, wiped)
         finally:
             over.set()
             for (key, slot), is_wiped in zip(found.items(), wiped, strict=True):
@@ -363,16 +364,14 @@ class DiskBackend(Backend):
         if len(run) > 1:
             return [end for pair in run for end in self._write([pair])]
         slot = run[0][0]
+        is_as_before = drive.is_as_before(slot)
+        if is_as_before and slot.previous[0]:
+            return [_End.REFUSED]
         if drive.renew(slot):
             return [_End.WIPED]
         # A free place is refused where the drive is; if it writes elsewhere, nobody is to have it again.
-        is_of_use = slot.previous[0] or not drive.writes(slot.extent)
-        is_as_before = is_of_use and drive.is_as_before(slot)
-        return [_End.REFUSED if is_as_before else _End.UNCLEAR]
-
-    def _wipe(self, slot: Slot) -> bool:
-        return self._drives[slot.extent.drive].wipe(slot)
-
+        is_refused = is_as_before and not drive.writes(slot.extent)
+        return [_End.REFUSED if is_refused else _End.UNCLEAR]
 
 def _changed(slots: Sequence[Slot]) -> list[PackedKey]:
     """Return the blocks that are to be written to slots, and those that are there."""
