@@ -2,6 +2,7 @@
 """Drives that refuse for a while, are gone, or have a bad spot: nothing goes that need not."""
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ from ucm.backends.disk import _drive
 from ucm.backends.disk._drive import BLOCKS
 from ucm.backends.wrap import BreakerBackend
 from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
+from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
 
 pytestmark = pytest.mark.asyncio
@@ -328,6 +330,29 @@ class TestTrouble:
             assert [Verdict.DONE] == await backend.delete(OLD[9:10])
             assert [Verdict.DONE] == await put(backend, OLD[9:10])
         assert 16 == await there(backend, OLD)
+        await backend.aclose()
+
+    async def test_block_that_is_deleted_in_vain_amid_a_read_is_read(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: on a drive that is read-only the read raised, which ended the agent as by a bug."""
+        backend, gate, real = await full(tmp_path), Gate(), os.preadv
+
+        def read_and_wait(*args):
+            nbytes = real(*args)
+            gate()
+            return nbytes
+
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            patch.setattr(_drive.os, "preadv", read_and_wait)
+            reading = asyncio.ensure_future(fetch_sound(backend, OLD[:1]))
+            await asyncio.to_thread(gate.wait_reached)
+            assert [Verdict.UNAVAILABLE] == await backend.delete(OLD[:1])
+            gate.open()
+            assert [True] == await reading
+        assert [Verdict.DONE] * 16 == await put(backend, OLD[:1] + NEW[:15])
+        assert 16 == (await backend.stats()).blocks
         await backend.aclose()
 
     async def test_memory_of_the_system_is_no_answer_of_a_drive(

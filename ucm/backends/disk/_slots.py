@@ -189,7 +189,6 @@ class Slots:
         """
         slot.is_gone = is_wiped
         if not is_wiped:
-            slot.key = NO_KEY
             slot.extent.unclear.append(slot)
             self.refusing.add(slot.extent.drive)
         self.let_go(slot)
