@@ -80,12 +80,18 @@ class Refused:
         where: Told a file's number, a place in it and how many bytes: whether it is refused there.
         how: What it does before: "at once" nothing; "torn" has written the first page of several;
             "short" has done half of the first piece, and says so.
+        error: Number of what it says.
     """
 
     def __init__(
-        self, monkeypatch, name, where=lambda fd, place, nbytes: True, how="at once"
+        self,
+        monkeypatch,
+        name,
+        where=lambda fd, place, nbytes: True,
+        how="at once",
+        error=errno.EIO,
     ):
-        self.where, self.how, self.places = where, how, []
+        self.where, self.how, self.places, self.error = where, how, [], error
         self._real = getattr(os, name)
         monkeypatch.setattr(_drive.os, name, self)
 
@@ -99,4 +105,4 @@ class Refused:
             return self._real(fd, [parts[0][: len(parts[0]) // 2]], place)
         if self.how == "torn" and nbytes > _PAGE:
             self._real(fd, [parts[0][:_PAGE]], place)
-        raise OSError(errno.EIO, "I/O error")
+        raise OSError(self.error, os.strerror(self.error))

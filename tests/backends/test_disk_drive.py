@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tests.backends.disk_kit import Refused, find, keys_on, open_disk
+from ucm.backends._crew import Scratch
 from ucm.backends.abc import Presence, Sealed, Verdict
 from ucm.backends.disk import DiskBackend, _drive
 from ucm.backends.disk._drive import BLOCKS, MANIFEST, Manifest
@@ -276,6 +277,28 @@ class TestFailing:
             (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(BLOCK))])
         assert Verdict.UNAVAILABLE is got.verdict
         assert [True] == await fetch_sound(backend, KEYS[:1])
+        await backend.aclose()
+
+    async def test_want_of_memory_is_no_word_on_a_block(self, tmp_path, monkeypatch):
+        """R-51: where the system had none for a request its block was garbage, which goes; where a thread had
+        none, the call raised, which ended the agent as by a bug."""
+
+        def refuse(*args):
+            raise OSError(errno.ENOMEM, "no memory")
+
+        backend = await open_disk(tmp_path)
+        await backend.put([seal(KEYS[0])])
+        for name in ("get", "preadv"):
+            with monkeypatch.context() as patch:
+                if name == "get":
+                    patch.setattr(Scratch, name, refuse)
+                    assert [Verdict.UNAVAILABLE] == await backend.put([seal(KEYS[1])])
+                where = lambda fd, place, nbytes: nbytes > 4096
+                Refused(patch, "preadv", where, error=errno.ENOMEM)
+                (got,) = await backend.get(KEYS[:1], [memoryview(bytearray(BLOCK))])
+            assert Verdict.UNAVAILABLE is got.verdict
+        assert [True] == await fetch_sound(backend, KEYS[:1])
+        assert [Verdict.DONE] == await backend.put([seal(KEYS[1])])
         await backend.aclose()
 
     async def test_block_whose_stamp_stays_is_told(self, tmp_path, monkeypatch):

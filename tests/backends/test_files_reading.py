@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from tests.native_kit import build
 from ucm import native, xxh3
+from ucm.backends._crew import Scratch
 from ucm.backends._gate import Gate
 from ucm.backends.envelope import HEADER_BYTES
 from ucm.backends.files._reading import (
@@ -97,6 +98,17 @@ class TestReading:
         assert [Came(errno.ENOMEM)] * 2 == find_reader(build(tmp_path)).read(
             asked, Gate()
         )
+
+    def test_thread_without_memory_reads_nothing(self, reader, tmp_path, monkeypatch):
+        """R-51: it raised, which ended the agent as by a bug."""
+
+        def refuse(*args):
+            raise OSError(errno.ENOMEM, "no memory")
+
+        make_file(tmp_path / "file", 5)
+        monkeypatch.setattr(Scratch, "get", refuse)
+        asked = [ask(tmp_path / "file", 5)] * 2
+        assert [Came(errno.ENOMEM)] * 2 == reader.read(asked, Gate())
 
     def test_what_is_no_file_of_that_length_is_told_apart(self, reader, tmp_path):
         """R-51: absent, not ours, and not to be had are three answers; others are read."""

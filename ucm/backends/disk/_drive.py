@@ -30,7 +30,7 @@ from xxhash import xxh3_64_intdigest
 
 from ucm.backends._crew import Scratch
 from ucm.backends._places import Head, claim, lock, path_error
-from ucm.backends.abc import Fetched, Sealed
+from ucm.backends.abc import Fetched, Sealed, Verdict
 from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._index import INDEX, Entry, Index, Record
 from ucm.backends.disk._runs import judged_by, stamps_for
@@ -44,6 +44,7 @@ BLOCKS = "blocks"
 _LOCK = "lock"  # with the manifest, without which nobody comes in: this one may be removed
 _SCHEMA = 1
 _MOST_PARTS = 1024  # pieces of memory that a call may have (``IOV_MAX``)
+_OF_MEMORY = {errno.ENOMEM, errno.EFAULT}
 _SECTOR = 512  # of what ``stat`` counts, whatever the drive's are
 _EMPTY_PAGE = mmap.mmap(-1, PAGE)  # begins at a page, as direct I/O wants it
 
@@ -280,17 +281,18 @@ class Drive:
         slots, targets = [slot for slot, _ in run], [target for _, target in run]
         wholes = self._whole_pages(targets)
         slot_bytes = (extent.mark.pages + 1) * PAGE
-        left = self._pages.get(len(run) * slot_bytes - sum(wholes))
         parts, rests = [], []
-        for target, whole in zip(targets, wholes, strict=True):
-            rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
-            rests += [rest]
-            parts += [target[:whole], rest] if whole else [rest]
         try:
+            left = self._pages.get(len(run) * slot_bytes - sum(wholes))
+            for target, whole in zip(targets, wholes, strict=True):
+                rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
+                rests += [rest]
+                parts += [target[:whole], rest] if whole else [rest]
             if os.preadv(self._fd, parts, place) != len(run) * slot_bytes:
                 return None
-        except OSError:
-            return None
+        except OSError as exc:
+            is_ours = exc.errno in _OF_MEMORY  # which is no word on any block
+            return [Fetched(Verdict.UNAVAILABLE)] * len(run) if is_ours else None
         told = judged_by(slots, [rest[-PAGE:] for rest in rests])
         for target, whole, rest in zip(targets, wholes, rests, strict=True):
             if tail := target.nbytes - whole:
@@ -299,9 +301,9 @@ class Drive:
 
     def is_as_before(self, slot: Slot) -> bool:
         """Return whether a write that failed has left a slot as it was, as far as can be read."""
-        view = self._pages.get(2 * PAGE)
-        first, last = view[:PAGE], view[PAGE:]
         try:
+            view = self._pages.get(2 * PAGE)
+            first, last = view[:PAGE], view[PAGE:]
             nbytes = os.preadv(self._fd, [first], slot.place)
             end = slot.place + slot.extent.mark.pages * PAGE
             if nbytes + os.preadv(self._fd, [last], end) != len(view):

@@ -153,7 +153,10 @@ class _NativeReader:
         headers = bytearray(count * HEADER_BYTES)
         errors = (ctypes.c_int * count)()
         digests = (ctypes.c_uint64 * count)()
-        piece = self._memory.get(_PIECE_BYTES)
+        try:
+            piece = self._memory.get(_PIECE_BYTES)
+        except OSError as exc:
+            return [Came(exc.errno or errno.ENOMEM)] * count
         self._library.read_files(
             names_of([each.path for each in asked]),
             bytes([each.is_marked for each in asked]),
