@@ -177,7 +177,7 @@ class TestTrouble:
         bad = backend._drives[0]._fd
         with monkeypatch.context() as patch:
             Refused(patch, "pwritev", lambda fd, *_: fd == bad)
-            assert Verdict.UNAVAILABLE in await put(backend, NEW[:2])
+            assert {Verdict.DONE, Verdict.AWAY} == {*await put(backend, NEW[:2])}
             for _ in range(2):
                 assert [Verdict.DONE] * 16 == await put(backend, LATER)
                 assert [Verdict.DONE] * 16 == await put(backend, OLD)
@@ -212,6 +212,30 @@ class TestTrouble:
             assert tier.is_open
         assert 32 == await there(backend, keys)
         assert [] == tier.away
+        await tier.aclose()
+
+    async def test_drive_that_takes_single_pages_only_is_its_own_affair(
+        self, tmp_path, monkeypatch
+    ):
+        """R-51: it passed for well before each put, and had the other one be given nothing most of the time; where
+        neither takes a block the tier does not."""
+        paths, first = [tmp_path / "a", tmp_path / "b"], 200
+        backend = await open_disk(*paths, capacity=2 * ONE_EACH)
+        tier = BreakerBackend(backend, clock=lambda: 0.0)
+        assert [Verdict.DONE] * 32 == await put(tier, make_keys(32, first=first))
+        bad = {backend._drives[0]._fd}
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", lambda fd, _, nbytes: fd in bad and nbytes > PAGE)
+            for _ in range(8):
+                first += 32
+                told = await put(tier, make_keys(4, first=first))
+                assert 2 == told.count(Verdict.DONE) == told.count(Verdict.UNAVAILABLE)
+            assert [str(paths[0])] == tier.refusing
+            assert not tier.refuses
+            bad.add(backend._drives[1]._fd)
+            for at in range(3):
+                await put(tier, NEW[at : at + 1])
+            assert tier.refuses
         await tier.aclose()
 
     async def test_wiping_that_was_cancelled_goes_on(self, tmp_path, monkeypatch):

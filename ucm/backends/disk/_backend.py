@@ -33,7 +33,6 @@ from ucm.backends.disk._keeping import Keeper
 from ucm.backends.disk._runs import cut_runs, largest_of, tell_each
 from ucm.backends.disk._settings import DiskSettings
 from ucm.backends.disk._slots import Slots
-from ucm.backends.disk._stamp import Geometry
 from ucm.backends.envelope import GARBAGE
 from ucm.blocks import PackedKey
 from ucm.config import Durability
@@ -115,7 +114,8 @@ class DiskBackend(Backend):
             for path in read.path:
                 drives.append(Drive(path, wanted.extent_bytes, f"{key}.path"))
                 stack.callback(drives[-1].close, is_used=False)
-            geometry = _common_geometry(drives, read, f"{key}.capacity")
+            sizes = [drive.extent_bytes for drive in drives]
+            geometry = read.geometry_of(sizes, f"{key}.capacity")
             allocated: list[object] = [None] * len(drives)
             await crew.run(drives, lambda drive: drive.allocate(geometry), allocated)
             slots = Slots(geometry, len(drives), lambda: secrets.randbits(64))
@@ -262,15 +262,20 @@ class DiskBackend(Backend):
             ends, written = tell_each(runs, told, _End.NOT_BEGUN), list[Slot]()
             for key in _changed([slot for slot, _ in pairs]):
                 del self._changing[key]
-            for (slot, block), end in zip(pairs, ends, strict=True):
+            drives = [slot.extent.drive for slot, _ in pairs]
+            by_drive = zip(drives, ends, strict=True)
+            well = {at for at, end in by_drive if end is _End.WRITTEN and lasting[at]}
+            for (slot, block), at, end in zip(pairs, drives, ends, strict=True):
                 if end is _End.WRITTEN:
                     written.append(slot)
                 elif end in (_End.WIPED, _End.UNCLEAR):
                     self._slots.clear(slot, is_wiped=end is _End.WIPED)
                 else:
                     self._slots.abort(slot, is_refused=end is _End.REFUSED)
-                is_done = end is _End.WRITTEN and lasting[slot.extent.drive]
-                verdicts[block.key] = Verdict.DONE if is_done else Verdict.UNAVAILABLE
+                # What one drive does not take is its own affair where another one does.
+                why = Verdict.AWAY if well - {at} else Verdict.UNAVAILABLE
+                is_done = end is _End.WRITTEN and at in well
+                verdicts[block.key] = Verdict.DONE if is_done else why
             self._slots.commit(*written)
 
     async def delete(self, keys: Sequence[PackedKey]) -> list[Verdict]:
@@ -376,24 +381,3 @@ class DiskBackend(Backend):
 def _changed(slots: Sequence[Slot]) -> list[PackedKey]:
     """Return the blocks that are to be written to slots, and those that are there."""
     return [key for slot in slots for key in (slot.key, slot.previous[0]) if key]
-
-
-def _common_geometry(
-    drives: Sequence[Drive], settings: DiskSettings, key: str
-) -> Geometry:
-    """
-    Return how the files of all drives are cut.
-
-    Raises:
-        ConfigError: They were made to be cut in different ways.
-    """
-    sizes = {drive.extent_bytes for drive in drives}
-    geometry = Geometry.fit(settings.capacity // len(drives), min(sizes))
-    if len(sizes) > 1 or not geometry.num_extents:
-        raise ConfigError(
-            key,
-            settings.capacity,
-            f"the drives were made with extents of {sorted(sizes)} bytes",
-            "Give the capacity that they were made with, or remove what is there.",
-        )
-    return geometry

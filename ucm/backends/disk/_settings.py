@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of a tier on drives."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -47,6 +48,23 @@ class DiskSettings:
     def geometry(self) -> Geometry:
         """How the file of each drive is cut, unless there is one."""
         return Geometry.fit(self.capacity // max(1, len(self.path)))
+
+    def geometry_of(self, sizes: Sequence[int], key: str) -> Geometry:
+        """
+        Return how the files of all drives are cut, whose extents have these sizes.
+
+        Raises:
+            ConfigError: They were made to be cut in different ways.
+        """
+        geometry = Geometry.fit(self.capacity // len(sizes), min(sizes))
+        if len(set(sizes)) > 1 or not geometry.num_extents:
+            raise ConfigError(
+                key,
+                self.capacity,
+                f"the drives were made with extents of {sorted(set(sizes))} bytes",
+                "Give the capacity that they were made with, or remove what is there.",
+            )
+        return geometry
 
     @property
     def max_block_bytes(self) -> int:
