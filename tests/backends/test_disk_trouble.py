@@ -11,7 +11,6 @@ from tests.backends.disk_kit import Refused, find, keys_on, open_disk, write
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _drive
 from ucm.backends.disk._drive import BLOCKS
-from ucm.backends.wrap import BreakerBackend
 from ucm.testing.backend_contract import BLOCK, fetch, fetch_sound, seal
 from ucm.testing.faults import Gate
 from ucm.testing.store_blocks import make_keys
@@ -187,56 +186,6 @@ class TestTrouble:
         assert (16, 16) == (await there(backend, NEW), await there(backend, OLD))
         assert [] == backend.refusing
         await backend.aclose()
-
-    async def test_drive_of_which_nothing_is_read_is_its_own_affair(
-        self, tmp_path, monkeypatch
-    ):
-        """R-51: of two drives one that was gone had the other one asked for nothing most of the time, and
-        nobody was told which it was; where none answers the tier does not."""
-        paths = [tmp_path / "a", tmp_path / "b"]
-        backend = await open_disk(*paths, capacity=2 * ONE_EACH)
-        tier, keys = BreakerBackend(backend, clock=lambda: 0.0), make_keys(32)
-        assert [Verdict.DONE] * 32 == await put(tier, keys)
-        bad = {backend._drives[0]._fd}
-        with monkeypatch.context() as patch:
-            Refused(patch, "preadv", lambda fd, *_: fd in bad)
-            for _ in range(8):
-                told = [got.verdict for got, _ in await fetch(tier, keys)]
-                assert 16 == told.count(Verdict.DONE)
-                assert 16 == told.count(Verdict.UNAVAILABLE)
-            assert [str(paths[0])] == tier.away
-            assert not tier.is_open
-            bad.add(backend._drives[1]._fd)
-            for _ in range(3):
-                await fetch(tier, keys)
-            assert tier.is_open
-        assert 32 == await there(backend, keys)
-        assert [] == tier.away
-        await tier.aclose()
-
-    async def test_drive_that_takes_single_pages_only_is_its_own_affair(
-        self, tmp_path, monkeypatch
-    ):
-        """R-51: it passed for well before each put, and had the other one be given nothing most of the time; where
-        neither takes a block the tier does not."""
-        paths, first = [tmp_path / "a", tmp_path / "b"], 200
-        backend = await open_disk(*paths, capacity=2 * ONE_EACH)
-        tier = BreakerBackend(backend, clock=lambda: 0.0)
-        assert [Verdict.DONE] * 32 == await put(tier, make_keys(32, first=first))
-        bad = {backend._drives[0]._fd}
-        with monkeypatch.context() as patch:
-            Refused(patch, "pwritev", lambda fd, _, nbytes: fd in bad and nbytes > PAGE)
-            for _ in range(8):
-                first += 32
-                told = await put(tier, make_keys(4, first=first))
-                assert 2 == told.count(Verdict.DONE) == told.count(Verdict.UNAVAILABLE)
-            assert [str(paths[0])] == tier.refusing
-            assert not tier.refuses
-            bad.add(backend._drives[1]._fd)
-            for at in range(3):
-                await put(tier, NEW[at : at + 1])
-            assert tier.refuses
-        await tier.aclose()
 
     async def test_wiping_that_was_cancelled_goes_on(self, tmp_path, monkeypatch):
         """R-51: a put that runs out of time leaves the rest of it to the next one."""

@@ -56,6 +56,7 @@ _BATCHED, _FEW_BATCHED, _LEAST_BATCH = 8, 32, 256
 """Blocks of a call for each thread: small ones side by side are one request, so that 64 KB cost a third
 less CPU than with two. Each call costs the loop and its threads a millisecond, however few threads there
 are: so it has 256, but for each of few no more than a slow drive finds in time, wherever they lie."""
+_LOOK_S = 5.0
 
 
 class _End(enum.Enum):
@@ -155,6 +156,13 @@ class DiskBackend(Backend):
         """Tell of what the index finds, and of what no more."""
         self._slots.tell = tell
         return self._slots.keys()
+
+    async def attend(self) -> None:
+        """Look now and then whether something is read again of a drive that is away."""
+        while True:
+            await anyio.sleep(_LOOK_S)
+            away = [drive for drive in self._drives if drive.is_silent]
+            await self._crew.run(away, Drive.answers, [False] * len(away), leave=True)
 
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Look into the index."""
@@ -351,16 +359,16 @@ class DiskBackend(Backend):
 
     def _read(self, run: list[tuple[Slot, memoryview]]) -> list[Fetched]:
         drive = self._drives[run[0][0].extent.drive]
-        told = drive.read(run)
-        if told is None and len(run) > 1:
+        if (told := drive.read(run)) is not None:
+            return told
+        if len(run) > 1:
             return [one for pair in run for one in self._read([pair])]
-        is_silent = told is None and not drive.answers()
-        drive.is_silent = is_silent
-        if is_silent:  # which is its own affair where another one answers
-            others = [each for each in self._drives if each is not drive]
-            return [_AWAY if any(map(Drive.answers, others)) else _UNAVAILABLE]
         # A place that cannot be read is no word on the drive: the block goes, and may come anew.
-        return told or [GARBAGE]
+        if drive.answers():
+            return [GARBAGE]
+        # Nor is a drive on the tier, where another one answers.
+        others = [each for each in self._drives if each is not drive]
+        return [_AWAY if any(map(Drive.answers, others)) else _UNAVAILABLE]
 
     def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
         drive = self._drives[run[0][0].extent.drive]
@@ -377,6 +385,7 @@ class DiskBackend(Backend):
         # A free place is refused where the drive is; if it writes elsewhere, nobody is to have it again.
         is_refused = is_as_before and not drive.writes(slot.extent)
         return [_End.REFUSED if is_refused else _End.UNCLEAR]
+
 
 def _changed(slots: Sequence[Slot]) -> list[PackedKey]:
     """Return the blocks that are to be written to slots, and those that are there."""

@@ -41,7 +41,9 @@ __all__ = ["BLOCKS", "MANIFEST", "Drive", "Manifest", "Scanned"]
 
 MANIFEST = "ucm-disk.json"
 BLOCKS = "blocks"
-_LOCK = "lock"  # with the manifest, without which nobody comes in: this one may be removed
+_LOCK = (
+    "lock"  # with the manifest, without which nobody comes in: this one may be removed
+)
 _SCHEMA = 1
 _MOST_PARTS = 1024  # pieces of memory that a call may have (``IOV_MAX``)
 _OF_MEMORY = {errno.ENOMEM, errno.EFAULT}
@@ -293,6 +295,7 @@ class Drive:
         except OSError as exc:
             is_ours = exc.errno in _OF_MEMORY  # which is no word on any block
             return [Fetched(Verdict.UNAVAILABLE)] * len(run) if is_ours else None
+        self.is_silent = False
         told = judged_by(slots, [rest[-PAGE:] for rest in rests])
         for target, whole, rest in zip(targets, wholes, rests, strict=True):
             if tail := target.nbytes - whole:
@@ -323,7 +326,9 @@ class Drive:
             with suppress(OSError):
                 os.posix_fadvise(self._fd, place, PAGE, os.POSIX_FADV_DONTNEED)
                 if os.preadv(self._fd, [self._pages.get(PAGE)], place) == PAGE:
+                    self.is_silent = False
                     return True
+        self.is_silent = bool(marks)  # else nobody knows
         return False
 
     def flush(self) -> bool:
