@@ -164,7 +164,7 @@ BACKENDS = (
         name="deletion_forgotten_at_a_restart",
         why="Blocks that an operator has removed come back.",
         file=_DISK,
-        find="            await self._crew.run(list(found.values()), self._wipe, wiped)",
+        find="            await self._crew.run(list(found.values()), wipe, wiped)",
         replace="            wiped[:] = [True] * len(found)",
         killers=(
             "tests/backends/test_disk_changing.py::TestChanging::test_block_that_may_come_back_is_deleted_all_the_same",
