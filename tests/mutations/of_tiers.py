@@ -309,12 +309,12 @@ TIERS = (
     ),
     Mutant(
         name="drive_that_refuses_writes_emptied",
-        why="A drive that takes nothing for a minute parts with all its blocks, and with its room.",
+        why="A drive that takes no blocks for a minute parts with all that it has.",
         file=_DISK,
         find="if is_as_before and slot.previous[0]:",
         replace="if False:",
         killers=(
-            f"{_DRIVE}::test_drive_that_refuses_writes_for_a_while_loses_nothing",
+            f"{_DRIVE}::test_drive_that_takes_single_pages_only_loses_nothing",
         ),
     ),
     Mutant(
