@@ -314,6 +314,30 @@ class TestFailing:
         assert KEYS[0] not in keys_on(tmp_path)
         await backend.aclose()
 
+    async def test_block_whose_stamp_stayed_is_no_absent_one(
+        self, tmp_path, monkeypatch
+    ):
+        """Who asked anew for a deletion that a drive had refused was told that the block was not there, and a start
+        had it again; so it was of one that had to make room when a write failed."""
+        backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)
+        keys, late = make_keys(16), make_keys(1, first=20)
+        await backend.put([seal(key) for key in keys])
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev")
+            Refused(patch, "preadv")
+            await backend.put([seal(late[0])])  # in the place of the first
+            assert 15 == (await backend.stats()).blocks
+            for _ in range(2):
+                verdicts = [Verdict.UNAVAILABLE] * 2 + [Verdict.ABSENT]
+                gone = [*keys[:2], make_keys(1, first=30)[0]]
+                assert verdicts == await backend.delete(gone)
+        assert set(keys) == keys_on(tmp_path)
+        assert [Verdict.ABSENT] * 2 == await backend.delete(keys[:2])
+        assert set(keys[2:]) == keys_on(tmp_path)
+        await backend.put([seal(key) for key in [*late, keys[0]]])
+        assert 16 == (await backend.stats()).blocks
+        await backend.aclose()
+
     @pytest.mark.parametrize("durability", ["process", "power"])
     async def test_durability_is_what_was_asked_for(
         self, tmp_path, monkeypatch, durability

@@ -58,7 +58,7 @@ def end_writing(slots, slot, how):
 
 def admit(slots, number):
     """Have a drive write again, which wipes each second slot."""
-    for at, slot in enumerate(slots.take_unclear(0)):
+    for at, slot in enumerate(list(slots.unclear)):
         slots.hold(slot)
         slots.clear(slot, is_wiped=(at + number) % 2 > 0)
     slots.refusing.clear()
@@ -71,7 +71,7 @@ def check(slots, held):
     listed = [slot for one in slots._classes.values() for slot in one.blocks.values()]
     assert {id(slot) for slot in blocks} == {id(slot) for slot in listed}
     extents = [extent for each in slots._extents for extent in each.values()]
-    unclear = [slot for extent in extents for slot in extent.unclear]
+    unclear = list(slots.unclear)
     known = {id(slot) for slot in (*blocks, *unclear)}
     owned = [*blocks, *free, *unclear, *(one for one in held if id(one) not in known)]
     assert len(owned) == len({id(slot) for slot in owned})

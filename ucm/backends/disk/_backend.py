@@ -311,12 +311,12 @@ class DiskBackend(Backend):
                     self._slots.let_go(slot)
                 else:
                     self._slots.clear(slot, is_wiped=is_wiped)
+        kept = await self._keeper.wipe_unclear_of(frozenset(keys))
         if not await self._keeper.mark_taken():
             return [Verdict.UNAVAILABLE] * len(keys)
-        told = {
-            key: Verdict.DONE if is_wiped else Verdict.UNAVAILABLE
-            for key, is_wiped in zip(found, wiped, strict=True)
-        }
+        kept |= {key for key, end in zip(found, wiped, strict=True) if end is None}
+        told = dict.fromkeys(found, Verdict.DONE)
+        told |= dict.fromkeys(kept, Verdict.UNAVAILABLE)
         return [told.get(key, Verdict.ABSENT) for key in keys]
 
     @property

@@ -30,7 +30,6 @@ class Extent:
         used: When one of its blocks was used last, as a number of uses.
         num_held: Slots that are held.
         change: Number of its last change; written down before the drive is.
-        unclear: Slots that hold who knows what, and are nobody's.
         slots: All of them.
     """
 
@@ -41,7 +40,6 @@ class Extent:
     used: int = 0
     num_held: int = 0
     change: int = 0
-    unclear: "list[Slot]" = attrs.field(factory=list, repr=False)
     slots: "list[Slot]" = attrs.field(factory=list, repr=False)
 
 
@@ -69,3 +67,8 @@ class Slot:
     previous: tuple[PackedKey, int] = (NO_KEY, 0)
     num_holders: int = 0
     is_gone: bool = False
+
+    @property
+    def keys(self) -> tuple[PackedKey, PackedKey]:
+        """Of the blocks that may be in it, where a write or a deletion has failed."""
+        return self.key, self.previous[0]

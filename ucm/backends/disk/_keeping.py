@@ -8,7 +8,7 @@ that a start behind a death looks through those few only; and all of them at the
 
 import contextlib
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import anyio
 import anyio.to_thread
@@ -18,6 +18,7 @@ from ucm.backends.disk._drive import Drive, Scanned
 from ucm.backends.disk._extent import Extent, Slot
 from ucm.backends.disk._index import Record
 from ucm.backends.disk._slots import Slots
+from ucm.blocks import PackedKey
 
 __all__ = ["Keeper"]
 
@@ -90,8 +91,16 @@ class Keeper:
         finally:
             self._slots.let_go(slot)
         if told == [True]:
-            await self._wipe(self._slots.take_unclear(number))
+            unclear = self._slots.unclear
+            await self._wipe([each for each in unclear if each.extent.drive == number])
             self._slots.refusing.discard(number)  # also where a spot stays unclear
+
+    async def wipe_unclear_of(self, keys: Container[PackedKey]) -> set[PackedKey]:
+        """Wipe what may hold one of some blocks, and is nobody's; return of which blocks something may stay."""
+        unclear = self._slots.unclear
+        named = [(key, slot) for slot in unclear for key in slot.keys if key in keys]
+        await self._wipe([slot for _, slot in named])
+        return {key for key, slot in named if slot in self._slots.unclear}
 
     async def mark_taken(self) -> bool:
         """Have no start find what extents had before they were taken; False where it may yet."""

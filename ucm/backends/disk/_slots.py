@@ -76,6 +76,8 @@ class Slots:
         self._drives = frozenset(range(num_drives))
         self.refusing: set[int] = set()
         """Drives that have refused to write, until they do again."""
+        self.unclear: dict[Slot, None] = {}
+        """Slots that hold who knows what, and are nobody's until they were wiped."""
         self.num_evicted = 0
         self.tell: Callable[[PackedKey, bool], None] | None = None
         """Told of each block that is found from now on, or no more."""
@@ -188,8 +190,10 @@ class Slots:
                 nobody uses it until that writes again.
         """
         slot.is_gone = is_wiped
-        if not is_wiped:
-            slot.extent.unclear.append(slot)
+        if is_wiped:
+            self.unclear.pop(slot, None)
+        else:
+            self.unclear[slot] = None
             self.refusing.add(slot.extent.drive)
         self.let_go(slot)
 
@@ -201,14 +205,6 @@ class Slots:
         slot = extents[self._draw() % len(extents)].slots[0]
         self.hold(slot)
         return slot
-
-    def take_unclear(self, drive: int) -> list[Slot]:
-        """Return what holds who knows what on a drive, to be wiped and cleared."""
-        taken: list[Slot] = []
-        for extent in self._extents[drive].values():
-            taken += extent.unclear
-            extent.unclear = []
-        return taken
 
     # Blocks that are there.
 
@@ -299,7 +295,7 @@ class Slots:
 
     def entries(self, extent: Extent) -> list[Entry] | None:
         """Return the blocks of an extent; None where they are not all that is on the drive."""
-        if extent.unclear or not extent.is_marked:
+        if not extent.is_marked or any(each.extent is extent for each in self.unclear):
             return None
         return [
             (slot.used, number, slot.nbytes, slot.key)
@@ -379,7 +375,10 @@ class Slots:
 
     def _give(self, extent: Extent, mark: Mark) -> None:
         geometry, pages = self.geometry, mark.pages
-        extent.mark, extent.is_marked, extent.unclear = mark, False, []
+        extent.mark, extent.is_marked = mark, False
+        self.unclear = {
+            each: None for each in self.unclear if each.extent is not extent
+        }
         extent.slots = [
             Slot(extent, geometry.place(extent.number, pages, at))
             for at in range(geometry.num_slots(pages))
