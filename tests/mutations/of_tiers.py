@@ -313,9 +313,7 @@ TIERS = (
         file=_DISK,
         find="if is_as_before and slot.previous[0]:",
         replace="if False:",
-        killers=(
-            f"{_DRIVE}::test_drive_that_takes_single_pages_only_loses_nothing",
-        ),
+        killers=(f"{_DRIVE}::test_drive_that_takes_single_pages_only_loses_nothing",),
     ),
     Mutant(
         name="bad_sector_silences_a_drive",
