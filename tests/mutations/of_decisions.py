@@ -80,9 +80,19 @@ DECISIONS = (
         name="shared_prefix_fenced",
         why="The engine waits for saves of a prefix that it only reads.",
         file=_REQUESTS,
-        find="new.difference_update(request.prefix_blocks(group, at))",
+        find="new.difference_update(request.tables[at][:shared])",
         replace="pass",
         killers=(f"{_FENCES}::test_shared_prefix_is_only_read",),
+    ),
+    Mutant(
+        name="no_fence_for_loads_of_others",
+        why="Another connector loads within a step onto a block that a save still reads.",
+        file=_REQUESTS,
+        find="own = min(request.computed_tokens, request.own_tokens)",
+        replace="own = request.computed_tokens",
+        killers=(
+            f"{_FENCES}::test_what_another_connector_loads_in_the_step_is_fenced",
+        ),
     ),
     # Lives.
     Mutant(

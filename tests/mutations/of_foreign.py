@@ -8,6 +8,7 @@ __all__ = ["FOREIGN"]
 _FOREIGN = "ucm/scheduler/foreign.py"
 _ADAPTER = "ucm/scheduler/adapter.py"
 _DOOR = "ucm/integration/vllm/scheduler.py"
+_STEPS = "ucm/integration/vllm/running.py"
 _TESTS = "tests/scheduler/test_foreign.py"
 _DOUBT = f"{_TESTS}::TestDoubt"
 _SHARED = f"{_TESTS}::TestShared"
@@ -19,6 +20,7 @@ _BEHIND = (
     f"{_RUNNING}::test_blocks_that_another_connector_loads_in_the_step"
     "_are_saved_behind_its_output"
 )
+_INTO = f"{_RUNNING}::test_save_of_blocks_into_which_another_connector_loads_is_fenced"
 
 FOREIGN = (
     Mutant(
@@ -103,6 +105,22 @@ FOREIGN = (
                 "_may_run[True]"
             ),
         ),
+    ),
+    Mutant(
+        name="loads_of_others_are_not_fenced",
+        why="Another connector loads onto a block that a save still reads: garbage is stored.",
+        file=_STEPS,
+        find="blocks += table[known.computed_tokens // group.block_tokens :]",
+        replace="pass",
+        killers=(f"{_INTO}[0]",),
+    ),
+    Mutant(
+        name="prefix_of_who_waits_is_fenced",
+        why="Saves are waited for that read what the engine had itself.",
+        file=_STEPS,
+        find="blocks += table[known.computed_tokens // group.block_tokens :]",
+        replace="blocks += table",
+        killers=(f"{_INTO}[4]",),
     ),
     Mutant(
         name="nobody_is_served_by_others",

@@ -109,8 +109,8 @@ SCHED = (
         name="resumed_prefix_fenced",
         why="A step waits for saves of blocks that a resumed request only reads.",
         file=_RUNNING,
-        find="        if resumed:\n",
-        replace="        if False:\n",
+        find="    if resumed:\n",
+        replace="    if False:\n",
         killers=(
             (
                 f"{_STEPS}::"

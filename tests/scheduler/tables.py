@@ -90,7 +90,8 @@ def written_blocks(
     written.update(facts.allocated)
     for each in facts.scheduled:
         for at, group in enumerate(layout.groups if each.is_new else ()):
-            shared = each.computed_tokens // group.block_tokens
+            own_tokens = min(each.computed_tokens, each.own_tokens)
+            shared = own_tokens // group.block_tokens
             new = set(each.new_block_ids[at])
             written |= new.difference(each.tables[at][:shared])
     return written

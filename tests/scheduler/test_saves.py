@@ -3,6 +3,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from tests.scheduler.model import (
     HASHES,
     HYBRID,
@@ -210,6 +212,19 @@ class TestFences:
         )
         expected = (plan.saves[0].transfer_id,)
         assert expected == adapter.plan_step(StepFacts()).fences
+
+    def test_what_another_connector_loads_in_the_step_is_fenced(
+        self, adapter: SchedulerAdapter
+    ) -> None:
+        """What a request shows as computed, and neither its engine nor we gave it, somebody else
+        writes in this step: a save that reads such a block is fenced, and one of the
+        engine's own prefix is not."""
+        plan = adapter.plan_step(facts(prefill("r", [1])))
+        (other,) = adapter.plan_step(facts(prefill("t", [1, 2]))).saves
+        served = scheduled("s", HASHES[:3], [[1, 2, 3]], 8, 4, is_new=True)
+        served = replace(served, own_tokens=4)
+        assert (other.transfer_id,) == adapter.plan_step(facts(served)).fences
+        assert [1] == saved_blocks(plan)[0]
 
     def test_released_block_needs_no_fence(self, on_two: SchedulerAdapter) -> None:
         """A save is fenced until the last rank has released it, and then no more."""

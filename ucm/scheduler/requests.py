@@ -178,7 +178,8 @@ class StepFacts:
         scheduled: Of those who run, whoever is to be looked at.
         preempted: Whose blocks were taken away, and how many tokens had been computed,
             as far as that is known.
-        allocated: Blocks that those who go on were given for this step.
+        allocated: Blocks that those who go on were given for this step, and those into which
+            another connector loads for who does not run.
         overwritten: Blocks that the engine clears or copies onto by itself, beside the
             forward pass.
         is_idle: Nobody runs.
@@ -202,13 +203,15 @@ class StepFacts:
     def written_blocks(
         self, layout: KVLayout, loads: Iterable[SpanOrder] = ()
     ) -> set[int]:
-        """Return the blocks that loads, and the forward pass for new owners, write."""
+        """Return the blocks that loads, ours or others', and the forward pass for new owners write."""
         written = {block_id for order in loads for block_id in order.block_ids}
         written.update(self.allocated)
         for request in self.scheduled:
+            own = min(request.computed_tokens, request.own_tokens)
             for at, group in enumerate(layout.groups if request.new_block_ids else ()):
                 new = set(request.new_block_ids[at])
-                if request.is_new and request.computed_tokens and new:
-                    new.difference_update(request.prefix_blocks(group, at))
+                shared = own // group.block_tokens
+                if request.is_new and shared and new:
+                    new.difference_update(request.tables[at][:shared])
                 written |= new
         return written

@@ -105,7 +105,7 @@ class SchedulerDoor:
 
     def update_state_after_alloc(self, request, blocks, tokens) -> None:
         """Forward."""
-        self.half.allocated(request, blocks.get_block_ids(), tokens)
+        self.half.allocated(request, blocks.get_block_ids(), tokens, blocks)
 
     def request_finished_all_groups(self, request, block_ids):
         """Forward."""

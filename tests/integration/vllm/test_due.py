@@ -17,8 +17,9 @@ def make_running(patience: int = 0) -> tuple[Running, Due]:
     """Return the loop, and when it finds requests due."""
     due = Due()
     due.patience = patience
+    adapter, layout = SimpleNamespace(due=due), SimpleNamespace(groups=())
     adapters, reader = SimpleNamespace(), SimpleNamespace()
-    return Running(adapters, SimpleNamespace(due=due), reader), due  # type: ignore[arg-type]
+    return Running(adapters, adapter, reader, layout), due  # type: ignore[arg-type]
 
 
 def make_output(

@@ -181,6 +181,21 @@ def test_resumed_request_waits_for_saves_of_blocks_that_it_computes_anew() -> No
     running.half.close()
 
 
+@pytest.mark.parametrize("own", [0, 4])
+def test_save_of_blocks_into_which_another_connector_loads_is_fenced(own: int) -> None:
+    """Who waits for a connector beside ours is in no step, and was given blocks all the same: a
+    save that still reads one of them is fenced. What the engine had itself is only read."""
+    running = Running(ONE_FULL, 1)
+    (save,) = running.step(PROMPT).saves
+    waits = Watched("s", running.touched)
+    running.half.match(waits, own)
+    blocks = SimpleNamespace(get_block_ids=lambda: ([2, 9],))
+    running.half.allocated(waits, [], 0, blocks)
+    assert (() if own else (save.transfer_id,)) == running.step(1).fences
+    assert () == running.step(1).fences
+    running.half.close()
+
+
 def saved_in(plan: StepPlan) -> list[int]:
     """Return the blocks that a plan saves."""
     return [block_id for save in plan.saves for block_id in save.block_ids]

@@ -95,6 +95,7 @@ class MockSchedulerHalf:
         request: Any,  # noqa: ANN401 - vLLM's Request
         tables: Sequence[Sequence[int]],
         external_tokens: int,
+        blocks: Any = None,  # noqa: ANN401 - vLLM's KVCacheBlocks
     ) -> None:
         """Order the end of a load that the engine has decided on."""
         if external_tokens:

@@ -11,7 +11,7 @@ Threading: all of it runs on the engine's scheduler thread, and nothing waits.
 
 import itertools
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -23,6 +23,7 @@ from ucm.integration.vllm.compat import (
     overwritten_blocks,
 )
 from ucm.integration.vllm.wishes import WishReader
+from ucm.layout import KVLayout
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.misses import Miss
@@ -85,17 +86,25 @@ class Running:
         adapters: Knows by which hashes a request is saved.
         adapter: Knows who is to be looked at, and whether new blocks matter.
         reader: Knows what requests ask of the store.
+        layout: The engine's groups.
     """
 
     def __init__(
-        self, adapters: Adapters, adapter: SchedulerAdapter, reader: WishReader
+        self,
+        adapters: Adapters,
+        adapter: SchedulerAdapter,
+        reader: WishReader,
+        layout: KVLayout,
     ) -> None:
         self._adapters = adapters
         self._adapter = adapter
         self._reader = reader
         self._due = adapter.due
+        self._groups = layout.groups
         self._known: dict[str, Known] = {}
         self._tables = BlockTables()
+        self.given: list[tuple[Known, Any]] = []
+        """Who was given blocks since the last step into which we load nothing, and which."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -124,12 +133,14 @@ class Running:
         always = {*output.scheduled_cached_reqs.resumed_req_ids, *offers}
         new, due = output.scheduled_new_reqs, self._due_ones(output, always)
         preempted, is_idle = output.preempted_req_ids, not output.num_scheduled_tokens
-        if not (new or due or preempted or is_idle or self._adapter.holds_blocks):
-            return None  # who writes which blocks matters to who reads them
+        given, self.given = self.given, []
+        is_read = self._adapter.holds_blocks  # who writes which blocks matters then
+        if not (new or due or preempted or is_idle or is_read):
+            return None
         return StepFacts(
             scheduled=tuple(self._looked_at(output, due, resolve, offers)),
             preempted=self._known_tokens(preempted) if preempted else {},
-            allocated=self._allocated(output) if self._adapter.holds_blocks else (),
+            allocated=self._allocated(output, given) if is_read else (),
             overwritten=overwritten_blocks(output),
             is_idle=is_idle,
         )
@@ -215,19 +226,29 @@ class Running:
             is_due = map(operator.or_, is_due, map(always.__contains__, ids))
         return list(itertools.compress(zip(ids, computed, strict=True), is_due))
 
-    def _allocated(self, output: Any) -> list[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
+    def _allocated(
+        self,
+        output: Any,  # noqa: ANN401 - vLLM's SchedulerOutput
+        given: Iterable[tuple[Known, Any]],
+    ) -> list[int]:
         """
         Return the blocks that running requests were given; it matters to saves.
 
         A resumed one tells all its blocks, also those that it only reads: see ``_looked_at``.
+        Who was given some and does not run waits for another connector, which loads into those
+        behind what the engine had itself.
         """
-        cached = output.scheduled_cached_reqs
-        given, resumed = cached.new_block_ids, cached.resumed_req_ids
-        if resumed:
-            is_resumed = map(resumed.__contains__, cached.req_ids)
-            given = itertools.compress(given, map(operator.not_, is_resumed))
         chain = itertools.chain.from_iterable
-        return list(chain(chain(filter(None, given))))
+        blocks, runs = (
+            list(chain(chain(_new_ones(output)))),
+            output.num_scheduled_tokens,
+        )
+        for known, theirs in given:
+            if theirs is not None and known.request.request_id not in runs:
+                tables = theirs.get_block_ids()
+                for group, table in zip(self._groups, tables, strict=True):
+                    blocks += table[known.computed_tokens // group.block_tokens :]
+        return blocks
 
     def _known_tokens(self, request_ids: Iterable[str]) -> dict[str, int]:
         """Return how many tokens requests had computed, or were about to."""
@@ -236,3 +257,13 @@ class Running:
             request_id: 0 if each is None else each.request.num_tokens - 1
             for request_id, each in known.items()
         }
+
+
+def _new_ones(output: Any) -> Iterator[Sequence[Sequence[int]]]:  # noqa: ANN401 - vLLM's SchedulerOutput
+    """Yield by group the new blocks of those that go on, and of none that is resumed."""
+    cached = output.scheduled_cached_reqs
+    new, resumed = cached.new_block_ids, cached.resumed_req_ids
+    if resumed:
+        is_resumed = map(resumed.__contains__, cached.req_ids)
+        new = itertools.compress(new, map(operator.not_, is_resumed))
+    return filter(None, new)

@@ -95,7 +95,7 @@ class SchedulerHalf:
             *(setup.config.max_retain_seconds, self._counters, self._log, client),
             is_ranked=setup.is_ranked,
         )
-        self.running = Running(self._adapters, self._adapter, wishes)
+        self.running = Running(self._adapters, self._adapter, wishes, setup.layout)
         of_tiers = client if setup.config.tiers else None
         self._tiers = Tiers(
             *(self._adapter.matcher, of_tiers, setup.config, paying.prompts),
@@ -203,8 +203,9 @@ class SchedulerHalf:
         request: Any,  # noqa: ANN401 - vLLM's Request
         tables: Sequence[Sequence[int]],
         external_tokens: int,
+        blocks: Any = None,  # noqa: ANN401 - vLLM's KVCacheBlocks
     ) -> None:
-        """Order the load that the engine has decided on."""
+        """Order the load that the engine has decided on; *blocks* are all that it gave."""
         request_id, tiers = request.request_id, self._tiers
         known, hashes = self.running.known(request), self._adapters.hashes_of(request)
         known.has_blocks = True
@@ -219,6 +220,7 @@ class SchedulerHalf:
         if tiers.are_there:
             tiers.begun(request_id, external_tokens)
         if not external_tokens:
+            self.running.given.append((known, blocks))
             return
         known.own_tokens = computed + external_tokens
         self._adapter.blocks_allocated(

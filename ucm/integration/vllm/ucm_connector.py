@@ -287,7 +287,7 @@ class UCMConnector(KVConnectorBase_V1, SupportsHMA):
         """Order the load that the engine has decided on."""
         if self._scheduler is not None:
             tables = blocks.get_block_ids() if num_external_tokens else ()
-            self._scheduler.allocated(request, tables, num_external_tokens)
+            self._scheduler.allocated(request, tables, num_external_tokens, blocks)
 
     def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:  # noqa: ANN401
         """Return this step's plan; does not touch *scheduler_output*."""
