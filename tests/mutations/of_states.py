@@ -18,6 +18,7 @@ _FENCES = "tests/scheduler/test_states.py::TestFences"
 _ONE = "tests/testing/test_host_invalid.py::TestOneRequest"
 _SHARED = "tests/testing/test_host_invalid.py::TestSharedBlocks"
 _PURE = "tests/testing/test_host_invalid.py::TestPureFunctions"
+_STATES = "tests/integration/vllm/test_states.py"
 _DOOR_TESTS = "tests/integration/vllm/test_layout.py"
 _LAYOUT_TESTS = "tests/test_layout_order.py"
 
@@ -78,9 +79,20 @@ STATES = (
         name="lost_state_not_counted",
         why="Nobody sees that a busy engine stores no states.",
         file=_SELECTOR,
-        find="        self._not_taken(group_id, [run.hashes[0] for run in wanted[room:]])\n",
-        replace="",
+        find="self._not_taken(group_id, [run.hashes[0] for run in wanted if run not in mine])",
+        replace="pass",
         killers=(f"{_OFFERS}::test_offer_is_taken_now_or_never",),
+    ),
+    Mutant(
+        name="state_given_away_is_saved",
+        why="What another request computes is stored as the state of a prefix.",
+        file=_SELECTOR,
+        find="if self._is_there(request, at, run)]",
+        replace="]",
+        killers=(
+            f"{_OFFERS}::test_state_whose_block_the_step_gives_away_is_lost[another]",
+            f"{_STATES}::test_state_whose_block_goes_to_who_runs_is_lost",
+        ),
     ),
     Mutant(
         name="state_on_an_open_load_saved",

@@ -129,6 +129,35 @@ class TestOffers:
         assert {FULL: [1, 2, 3, 4]} == saved_blocks(plan)
         assert 0 == adapter.totals.dropped_blocks
 
+    @pytest.mark.parametrize(
+        "who", ["nobody", "itself", "who goes on", "another", "load"]
+    )
+    def test_state_whose_block_the_step_gives_away_is_lost(self, who: str) -> None:
+        """Beside drafts in flight vLLM 0.32 offers states and takes their blocks back before it
+        plans: what its next owner writes is not saved as the state, and the loss is counted."""
+        adapter = make_adapter(LAYOUT, SetIndex())
+        adapter.plan_step(facts(prefill("r")))
+        table = [0, 0, 9] if who == "itself" else [0, 0, 10]
+        request = replace(continued("r", (9, 16)), tables=[[1, 2, 3, 4, 5, 6], table])
+        other = scheduled("o", HASHES[:0], [[50], [9]], 0, 3, is_new=True)
+        if who == "load":
+            adapter.blocks_allocated(
+                "l",
+                [[50, 51], [9]],
+                hashes_of("l", 2),
+                computed_tokens=0,
+                external_tokens=8,
+            )
+        plan = adapter.plan_step(
+            StepFacts(
+                scheduled=(request, other) if who == "another" else (request,),
+                allocated=[9] if who in {"itself", "who goes on"} else [],
+            )
+        )
+        expected = [9] if who == "nobody" else None
+        assert expected == saved_blocks(plan).get(RECURRENT)
+        assert (who != "nobody") == adapter.totals.dropped_blocks
+
     def test_offer_of_another_kind_of_group_is_passed_over(self) -> None:
         """What is saved of other groups stands in their tables."""
         adapter = make_adapter(LAYOUT, SetIndex())

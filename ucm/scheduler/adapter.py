@@ -269,6 +269,7 @@ class SchedulerAdapter:
         self._touches.mark(step, at_once=facts.is_idle)
         # Before the saves: these read what this step writes, after it was written.
         readers = self._ledger.readers_in(facts, layout, loads)
+        self._selector.writes = facts, loads
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
         if self.foreign.bad:

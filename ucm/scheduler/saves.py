@@ -85,6 +85,8 @@ class SaveSelector:
         self._endings = Endings(limits.seconds)
         self._company = Company(limits.company, limits.company_seconds)
         self._draft = Draft(0)
+        self.writes: tuple[StepFacts, Iterable[SpanOrder]] = StepFacts(), ()
+        """The facts of the step, and our own loads in it."""
         self._goes = True
         """Whether this plan takes whatever there is."""
         self.dropped_blocks = 0
@@ -373,9 +375,22 @@ class SaveSelector:
         wanted = [
             run for run, is_stored in zip(offered, stored, strict=True) if not is_stored
         ]
-        self._not_taken(group_id, [run.hashes[0] for run in wanted[room:]])
-        for run in wanted[:room]:
+        mine = [run for run in wanted if self._is_there(request, at, run)][:room]
+        self._not_taken(group_id, [run.hashes[0] for run in wanted if run not in mine])
+        for run in mine:
             self._put(life, group_id, run)
+
+    def _is_there(self, request: ScheduledRequest, at: int, run: Run) -> bool:
+        """
+        Return whether the block of an offered state has it behind the step.
+
+        vLLM 0.32 offers states as an output says that drafts were accepted, and takes back those
+        that these went past as it plans: whoever needs a block may have been given it.
+        """
+        if run.block_ids[0] in request.tables[at][run.start : run.start + 1]:
+            return True
+        facts, loads = self.writes
+        return run.block_ids[0] not in facts.written_blocks(self._layout, loads)
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)

@@ -37,20 +37,25 @@ class Request:
 def output(*offers: tuple[int, int, int], **options: object) -> SchedulerOutput:
     """Return the engine's own description of a step that computes all 16 tokens."""
     made = SchedulerOutput.make_empty()
-    made.scheduled_new_reqs = [
-        NewRequestData(
-            req_id="r",
-            prompt_token_ids=None,
-            mm_features=[],
-            sampling_params=None,
-            pooling_params=None,
-            block_ids=TABLES,
-            num_computed_tokens=0,
-            lora_request=None,
-        )
-    ]
+    made.scheduled_new_reqs = [new_one("r", TABLES)]
     made.num_scheduled_tokens = {"r": 16}
     return described(made, {"r": [*offers]}, **options)
+
+
+def new_one(
+    name: str, tables: tuple[list[int], ...], computed: int = 0
+) -> NewRequestData:
+    """Return the engine's own description of a request that begins."""
+    return NewRequestData(
+        req_id=name,
+        prompt_token_ids=None,
+        mm_features=[],
+        sampling_params=None,
+        pooling_params=None,
+        block_ids=tables,
+        num_computed_tokens=computed,
+        lora_request=None,
+    )
 
 
 def described(
@@ -97,6 +102,21 @@ def test_offers_of_the_engine_are_saved(half: SchedulerHalf) -> None:
 def test_step_that_offers_nothing_saves_no_state(half: SchedulerHalf) -> None:
     """What stands in the tables of states is not looked at."""
     assert {2: (1, 2, 3, 4)} == saves_of(plan_in(half.plan(output())))
+
+
+def gives(made: SchedulerOutput, blocks: tuple[list[int], ...]) -> SchedulerOutput:
+    """Add one that goes on and is given blocks to a step's description."""
+    made.scheduled_cached_reqs = cached = CachedRequestData.make_empty()
+    cached.req_ids, cached.num_computed_tokens = ["q"], [20]
+    cached.new_block_ids = [blocks]
+    made.num_scheduled_tokens["q"] = 1
+    return made
+
+
+def test_state_whose_block_goes_to_who_runs_is_lost(half: SchedulerHalf) -> None:
+    """Who is given blocks is looked at in a step that offers states, though no save reads any."""
+    made = gives(output((0, 9, 16), (1, 8, 16)), ([9], [], []))
+    assert {1: (8,), 2: (1, 2, 3, 4)} == saves_of(plan_in(half.plan(made)))
 
 
 @pytest.mark.parametrize(

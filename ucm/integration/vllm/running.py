@@ -140,7 +140,7 @@ class Running:
         return StepFacts(
             scheduled=tuple(self._looked_at(output, due, resolve, offers)),
             preempted=self._known_tokens(preempted) if preempted else {},
-            allocated=self._allocated(output, given) if is_read else (),
+            allocated=self._allocated(output, given) if is_read or offers else (),
             overwritten=overwritten_blocks(output),
             is_idle=is_idle,
         )
