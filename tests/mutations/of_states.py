@@ -110,6 +110,18 @@ STATES = (
         replace="torn = self.readers_of(())",
         killers=(f"{_FENCES}::test_block_that_a_step_overwrites_is_fenced",),
     ),
+    Mutant(
+        name="states_move_unseen",
+        why="R-01: the second runner moves a state onto a block that a save still reads, and"
+        " only then asks for the save to be waited for.",
+        file="ucm/integration/vllm/running.py",
+        find="overwritten_blocks(output).union(self._moved_onto(output))",
+        replace="overwritten_blocks(output)",
+        killers=(
+            f"{_STATES}::test_block_onto_which_a_state_is_moved_is_overwritten[goes on]",
+            f"{_STATES}::test_block_onto_which_a_state_is_moved_is_overwritten[begins]",
+        ),
+    ),
     # The order of layers.
     Mutant(
         name="row_saved_after_its_first_layer",

@@ -143,6 +143,7 @@ class TestSource:
         [
             (SECOND_SOURCE, "execute_model", ("update_requests", "no_forward")),
             (SECOND_SOURCE, "execute_model", ("update_requests", "pre_forward")),
+            (SECOND_SOURCE, "execute_model", ("preprocess_state", "pre_forward")),
             (FIRST_SOURCE, "execute_model", ("handle_preemptions", "_update_states")),
             (
                 FIRST_SOURCE,

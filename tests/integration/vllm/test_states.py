@@ -119,6 +119,27 @@ def test_state_whose_block_goes_to_who_runs_is_lost(half: SchedulerHalf) -> None
     assert {1: (8,), 2: (1, 2, 3, 4)} == saves_of(plan_in(half.plan(made)))
 
 
+@pytest.mark.parametrize("who", ["goes on", "begins", "begins behind it", "attends"])
+def test_block_onto_which_a_state_is_moved_is_overwritten(
+    half: SchedulerHalf, who: str
+) -> None:
+    """R-01: the second runner moves a state onto a new block before it calls any hook: a save
+    that still reads it is torn, and not only waited for. What is read, or computed, is not."""
+    first = plan_in(half.plan(output((0, 7, 16))))
+    (state,) = (each for each in first.saves if each.group_id == GroupId(0))
+    made = described(SchedulerOutput.make_empty(), {})
+    if who.startswith("begins"):
+        computed = 16 if who == "begins" else 32
+        made.scheduled_new_reqs = [new_one("q", ([0, 0, 7], [0, 0, 9], [5]), computed)]
+        made.num_scheduled_tokens = {"q": 1}
+    else:
+        gives(made, ([], [], [7]) if who == "attends" else ([7], [], []))
+    plan = plan_in(half.plan(made))
+    is_moved, number = who in {"goes on", "begins"}, (state.transfer_id,)
+    assert (number if is_moved else ()) == plan.overwritten
+    assert (number if who == "attends" else ()) == plan.fences
+
+
 @pytest.mark.parametrize(
     "options",
     [

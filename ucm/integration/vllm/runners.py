@@ -6,7 +6,8 @@ The first (``vllm.v1.worker.gpu_model_runner``) calls ``handle_preemptions``, cl
 and copies onto them, binds, computes, and asks for results; a drafter runs after that,
 and then ``wait_for_save``, which stages of a pipeline before the last never reach. The
 second (``vllm.v1.worker.gpu.model_runner``) clears and copies *before* it calls
-``handle_preemptions``. What an engine does not tell is taken to be as in the worse case.
+``handle_preemptions``, and moves running states onto new blocks of recurrent layers. What an
+engine does not tell is taken to be as in the worse case.
 """
 
 from typing import Any

@@ -23,7 +23,7 @@ from ucm.integration.vllm.compat import (
     overwritten_blocks,
 )
 from ucm.integration.vllm.wishes import WishReader
-from ucm.layout import KVLayout
+from ucm.layout import GroupKind, KVLayout
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.matches import PrefixMatch
 from ucm.scheduler.misses import Miss
@@ -100,7 +100,9 @@ class Running:
         self._adapter = adapter
         self._reader = reader
         self._due = adapter.due
-        self._groups = layout.groups
+        self._groups = groups = layout.groups
+        is_state = (group.kind is GroupKind.STATE for group in groups)
+        self._states = list(itertools.compress(enumerate(groups), is_state))
         self._known: dict[str, Known] = {}
         self._tables = BlockTables()
         self.given: list[tuple[Known, Any]] = []
@@ -141,7 +143,7 @@ class Running:
             scheduled=tuple(self._looked_at(output, due, resolve, offers)),
             preempted=self._known_tokens(preempted) if preempted else {},
             allocated=self._allocated(output, given) if is_read or offers else (),
-            overwritten=overwritten_blocks(output),
+            overwritten=overwritten_blocks(output).union(self._moved_onto(output)),
             is_idle=is_idle,
         )
 
@@ -249,6 +251,19 @@ class Running:
                 for group, table in zip(self._groups, tables, strict=True):
                     blocks += table[known.computed_tokens // group.block_tokens :]
         return blocks
+
+    def _moved_onto(self, output: Any) -> Iterator[int]:  # noqa: ANN401 - vLLM's SchedulerOutput
+        """
+        Yield the new blocks of recurrent groups.
+
+        Onto these the second model runner moves running states before it calls any hook.
+        """
+        for at, group in self._states:
+            for new in output.scheduled_new_reqs:
+                first = new.num_computed_tokens // group.block_tokens
+                yield from new.block_ids[at][first:]
+            for blocks in _new_ones(output):
+                yield from blocks[at]
 
     def _known_tokens(self, request_ids: Iterable[str]) -> dict[str, int]:
         """Return how many tokens requests had computed, or were about to."""
