@@ -111,6 +111,16 @@ STATES = (
         killers=(f"{_FENCES}::test_block_that_a_step_overwrites_is_fenced",),
     ),
     Mutant(
+        name="states_of_stages_taken_too_early",
+        why="Stages before the last store the state before the last token as that of the block's end.",
+        file=_LIVES,
+        find="request.end_tokens if is_late else known",
+        replace="known",
+        killers=(
+            f"{_OFFERS}::test_state_that_drafts_went_past_is_not_there_yet_on_all_stages[several]",
+        ),
+    ),
+    Mutant(
         name="states_move_unseen",
         why="R-01: the second runner moves a state onto a block that a save still reads, and"
         " only then asks for the save to be waited for.",

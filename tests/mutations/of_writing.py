@@ -95,7 +95,7 @@ WRITING: Final = (
         name="drafts_taken_for_known_tokens",
         why="With speculation most states of decoded tokens are never saved.",
         file="ucm/scheduler/lives.py",
-        find="begun < end < known\n",
+        find="begun < end < reached\n",
         replace="begun < end < request.end_tokens\n",
         killers=(
             "tests/scheduler/test_states.py::TestOffers::test_state_that_a_step_went_past_is_not_that_of_the_blocks_end",
@@ -105,7 +105,7 @@ WRITING: Final = (
         name="passed_state_taken_for_the_end_s",
         why="A later prompt goes on from the state of a shorter prefix, and its answer is wrong.",
         file="ucm/scheduler/lives.py",
-        find="end - size < begun < end < known\n",
+        find="end - size < begun < end < reached\n",
         replace="False\n",
         killers=(
             "tests/scheduler/test_states.py::TestOffers::test_state_that_a_step_went_past_is_not_that_of_the_blocks_end",

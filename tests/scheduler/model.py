@@ -132,6 +132,7 @@ def make_adapter(
     company: int = 0,
     company_seconds: float = 1e6,
     load_spans: int = LOAD_SPANS,
+    late_states: bool = False,
     batches: int = 2,
 ) -> SchedulerAdapter:
     """Return an adapter with the same span size for every group."""
@@ -154,6 +155,7 @@ def make_adapter(
             company=company,
             company_seconds=company_seconds,
             load_spans=load_spans,
+            late_states=late_states,
         ),
         batches=batches,
     )

@@ -115,6 +115,18 @@ class TestOffers:
         plan = adapter.plan_step(facts(request))
         assert is_saved == (RECURRENT in saved_blocks(plan))
 
+    @pytest.mark.parametrize("is_late", [False, True], ids=["one stage", "several"])
+    def test_state_that_drafts_went_past_is_not_there_yet_on_all_stages(
+        self, is_late: bool
+    ) -> None:
+        """Stages of a pipeline before the last hear with a later step which drafts were accepted,
+        and copy the state then: in this step the block has an earlier one."""
+        adapter = make_adapter(LAYOUT, SetIndex(), late_states=is_late)
+        request = prefill("r", (9, 16))
+        request = replace(request, computed_tokens=15, end_tokens=18)
+        plan = adapter.plan_step(facts(request))
+        assert is_late != (RECURRENT in saved_blocks(plan))
+
     @pytest.mark.parametrize(
         "offer",
         [(9, 12), (9, 24), (9, 0), (0, 16)],

@@ -33,6 +33,8 @@ class SaveLimits:
         company: As soon as so many bytes wait for others, they go; 0: nothing waits.
         company_seconds: How long they wait at most.
         load_spans: A load's ticket carries as much as so many of saves.
+        late_states: Where drafts go past the end of a block, some rank has the state at that end
+            only in a later step.
     """
 
     decoded: SaveDecoded = SaveDecoded.AT_END
@@ -44,6 +46,7 @@ class SaveLimits:
     company: int = 0
     company_seconds: float = 0.0
     load_spans: int = LOAD_SPANS
+    late_states: bool = False
 
     @property
     def may_wait(self) -> bool:

@@ -217,22 +217,23 @@ class Life(msgspec.Struct, kw_only=True, eq=False):
         return list(filter(None, (*before, *behind)))
 
     def offered(
-        self, layout: KVLayout, at: int, request: ScheduledRequest
+        self, layout: KVLayout, at: int, request: ScheduledRequest, *, is_late: bool
     ) -> list[Run]:
         """
         Return the blocks of the *at*-th group that the engine offers in this step, but not these.
 
         Those that end within a block, came from a load or are not completed. That with the state
         with which a step began within a block, and went past its end but for drafts: vLLM 0.32 takes it for the end's.
+        Nor behind drafts, where the state at the end *is_late*.
         """
         group, begun = layout.groups[at], request.computed_tokens
         loaded = self.external[at] if self.external else range(0)
         known = min(request.end_tokens, len(request.hashes) * layout.hash_block_tokens)
         whole = min(known, self.most_saved) // group.block_tokens
-        blocks = {}
+        blocks, reached = {}, request.end_tokens if is_late else known
         for each in request.states:
             end, size = each.boundary_tokens, group.block_tokens
-            index, is_passed = end // size - 1, end - size < begun < end < known
+            index, is_passed = end // size - 1, end - size < begun < end < reached
             if each.group_id != group.group_id or index in loaded or is_passed:
                 continue
             if index in range(whole) and not end % size and each.block_id != NULL_BLOCK:

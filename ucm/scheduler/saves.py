@@ -362,10 +362,10 @@ class SaveSelector:
         if not request.states:
             return
         group = self._layout.groups[at]
-        group_id = group.group_id
+        group_id, is_late = group.group_id, self._limits.late_states
         offered = [
             run
-            for run in life.offered(self._layout, at, request)
+            for run in life.offered(self._layout, at, request, is_late=is_late)
             if self._transfers.claim(group_id, run, is_saved=False)
             and self._decoded.saves_up_to(
                 (run.start + 1) * group.block_tokens, request.prompt_tokens

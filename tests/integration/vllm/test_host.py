@@ -60,7 +60,7 @@ class TestSpoiltHalves:
 
 
 def offered_tails(
-    life: Life, layout: KVLayout, at: int, request: ScheduledRequest
+    life: Life, layout: KVLayout, at: int, request: ScheduledRequest, *, is_late: bool
 ) -> list[Run]:
     """Take every offer for one of the last whole block before it."""
     size = layout.groups[at].block_tokens

@@ -169,6 +169,16 @@ class TestSource:
         assert wanted <= set(calls(SECOND_SOURCE, "update_requests"))
         assert wanted.isdisjoint(calls(SECOND_SOURCE, "execute_model"))
 
+    def test_stages_of_the_second_runner_copy_states_of_drafts_with_a_later_step(self):
+        """Those before the last end a step before they know which drafts were accepted."""
+        late, copies = "update_pp_decode_requests", "postprocess_sampled"
+        ends = "post_forward"
+        assert copies in calls(SECOND_SOURCE, late)
+        found = calls(SECOND_SOURCE, "execute_model")
+        assert found.index(late) < found.index("update_requests")
+        found = calls(SECOND_SOURCE, "sample_tokens")
+        assert [ends, copies, ends] == [n for n in found if n in (copies, ends)]
+
     def test_second_runner_ends_a_step_when_it_samples(self):
         """R-01, R-02: results are asked for outside of the forward pass's context, also by
         stages before the last, which therefore come to the end of each step."""

@@ -18,6 +18,7 @@ from tests.integration.vllm.kit import cache_config, engine_config, full, plain_
 from ucm.errors import ConfigError
 from ucm.integration.vllm import compat
 from ucm.integration.vllm.setup import Setup
+from ucm.ranks import Topology
 from ucm.stores.abc import Store
 from ucm.tracing import SETTING_TRANSLATED, SETTING_UNSAFE
 
@@ -198,6 +199,12 @@ class TestSetup:
 
 
 class TestSaveLimits:
+    @pytest.mark.parametrize("stages", [1, 2])
+    def test_states_behind_drafts_are_late_on_pipeline_stages(self, tmp_path, stages):
+        """Of one stage alone all ranks know at the end of a step which drafts were accepted."""
+        made = attrs.evolve(setup(tmp_path), topology=Topology(stages=stages))
+        assert (stages > 1) is made.save_limits().late_states
+
     @pytest.mark.parametrize(
         ("role", "process", "has_cache", "blocks"),
         [

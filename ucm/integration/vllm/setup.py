@@ -247,6 +247,7 @@ class Setup:
             company=self._company_nbytes(),
             company_seconds=config.timeout.company,
             load_spans=self._tickets.load // self._tickets.save,
+            late_states=self.topology.stages > 1,  # those before the last hear late
         )
 
     def _company_nbytes(self) -> int:
