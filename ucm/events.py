@@ -148,7 +148,8 @@ tier.answers: info, agent, change
     > tier medium direction server
 tier.failed: warning, agent, change
     It did not take blocks, brought damaged ones, or may have kept some; told once a minute for each reason.
-    > tier medium reason blocks
+    With an error: a call of it raised that, a bug of the backend's; told once of each kind.
+    > tier medium reason blocks error
 log.dropped: warning, any, change
     Lines are missing here: they could not be written in time.
     > lines

@@ -89,9 +89,9 @@ class Here(Place):
         assert [] == errors
         return code
 
-    def spilled(self) -> dict:
-        """Return what became of what was offered to the tier."""
-        return self.status()["slots"]["4096"]["spilled"][0]
+    def spilled(self, tier: int = 0) -> dict:
+        """Return what became of what was offered to a tier."""
+        return self.status()["slots"]["4096"]["spilled"][tier]
 
     def events(self) -> list[str]:
         """Return what the agent has logged."""
@@ -257,17 +257,33 @@ class TestMain:
             ("tier.answers", "info", "save"),
         ] == named
 
-    def test_bug_of_a_tier_ends_the_agent(self, here) -> None:
-        """R-62: what a backend raises is told, and is the agent's end only."""
-        tier = {"type": "file-tier", "path": str(here.tier), "delay": -1.0}
+    def test_call_of_a_tier_that_raises_has_no_answer(self, here) -> None:
+        """R-62: it ended the agent, as did the next one's at the same block: no tier had any
+        more. It is told, and the others go on."""
+        bad, good = here.tier.with_name("bad"), here.tier
+        tiers = [
+            {"type": "file-tier", "path": str(bad), "bug": "put"},
+            {"type": "file-tier", "path": str(good)},
+        ]
 
         def engine() -> None:
             with here.client():
                 save(slab, KEYS)
-                until(lambda: "runtime.failed" in here.events())
+                until(lambda: "tier.failed" in here.events())
+                until(lambda: len(KEYS) == here.spilled(1)["spilled"])
 
         with open_slab(here.slab, 64) as slab:
-            assert 1 == here.serve(engine, tiers=[tier])
+            assert 0 == here.serve(engine, tiers=tiers)
+        (told,) = [line for line in here.lines() if "error" in line]
+        assert (0, "error") == (told["tier"], told["reason"])
+        assert "ZeroDivisionError('a bug')" == told["error"]
+
+    def test_bug_of_a_tier_ends_the_agent(self, here) -> None:
+        """R-62: what a backend raises in no call is told, and is the agent's end only."""
+        tier = {"type": "file-tier", "path": str(here.tier), "bug": "refusing"}
+        with open_slab(here.slab, 64):
+            assert 1 == here.serve(lambda: None, tiers=[tier])
+        assert "runtime.failed" == here.events()[-1]
 
     def test_ledger_has_slots_of_all_sizes_and_tiers(self, here) -> None:
         """R-57: engines whose blocks differ in size share one ledger; it begins with the

@@ -55,13 +55,20 @@ class FileTier(Backend):
         root: Their directory.
         delay: Seconds that a put takes before it does anything.
         is_endless: Nobody can end one before, as with a call of native code.
+        bug: What it raises something in: ``put``, or ``refusing``.
     """
 
     def __init__(
-        self, root: Path, delay: float = 0.0, *, is_endless: bool = False
+        self,
+        root: Path,
+        delay: float = 0.0,
+        *,
+        is_endless: bool = False,
+        bug: str = "",
     ) -> None:
         self._root = root
         self._delay = delay
+        self._bug = bug
         self._is_endless = is_endless
         self._is_attended = False
         root.mkdir(parents=True, exist_ok=True)
@@ -70,7 +77,12 @@ class FileTier(Backend):
     async def open_configured(cls, settings: dict[str, Any], key: str) -> Self:
         """Open the directory that a configuration names."""
         delay, is_endless = settings.get("delay", 0.0), settings.get("endless", False)
-        return cls(Path(settings["path"]), delay, is_endless=is_endless)
+        bug = settings.get("bug", "")
+        return cls(Path(settings["path"]), delay, is_endless=is_endless, bug=bug)
+
+    def _fail_in(self, name: str) -> None:
+        if self._bug == name:
+            raise ZeroDivisionError("a bug")
 
     @property
     def capabilities(self) -> BackendCapabilities:
@@ -93,6 +105,7 @@ class FileTier(Backend):
     @property
     def refusing(self) -> list[str]:
         """Of files such as ``NAME.refusing``."""
+        self._fail_in("refusing")
         with contextlib.suppress(OSError):  # no descriptor for that: nobody knows
             return [each.stem for each in self._root.glob("*.refusing")]
         return []
@@ -129,9 +142,8 @@ class FileTier(Backend):
             return Fetched(Verdict.ABSENT)
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
-        """Write files; a delay below 0 is a bug of this backend."""
-        if self._delay < 0:
-            raise ZeroDivisionError("a bug")
+        """Write files."""
+        self._fail_in("put")
         with anyio.CancelScope(shield=self._is_endless):
             await anyio.sleep(self._delay)
         for block in blocks:

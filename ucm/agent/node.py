@@ -196,7 +196,8 @@ class Node:
                     "Give less, or raise timeout.tier.",
                 )
             self._watched.append(WatchedBackend(backend))
-            guarded = DeadlineBackend(self._watched[-1], limit)
+            bug = partial(self._troubles.tell_bug, number, backend.capabilities.medium)
+            guarded = DeadlineBackend(self._watched[-1], limit, bug)
             self._tiers.append(
                 BreakerBackend(
                     guarded,

@@ -30,6 +30,7 @@ class Troubles:
         self._clock = clock
         self._told: dict[tuple[int, Reason], tuple[int, float]] = {}
         """By tier and reason, how many blocks, and when."""
+        self._bugs: set[tuple[int, type[Exception]]] = set()
 
     def look(
         self, media: Sequence[str], totals: Mapping[tuple[int, Reason], int]
@@ -47,6 +48,13 @@ class Troubles:
                     reason=reason,
                     blocks=total - told,
                 )
+
+    def tell_bug(self, tier: int, medium: str, exc: Exception) -> None:
+        """Tell what a call of a tier has raised, once of each kind: its blocks had no answer."""
+        if (bug := (tier, type(exc))) not in self._bugs:
+            self._bugs.add(bug)
+            told = {"tier": tier, "medium": medium, "reason": Reason.ERROR}
+            self._log.warning(TIER_FAILED, **told, error=repr(exc))
 
 
 class ServerTroubles:

@@ -6,9 +6,9 @@ A backend is a handful of asynchronous batch verbs. They are awaited on the agen
 never block it; a client that blocks is bridged inside of the backend, by threads of its own
 whose number is bounded. A call covers many blocks, and tells of each what became of it: half of
 a batch may be well. Nothing is raised for what is wrong with a block or with the other side;
-what is raised is a bug. Deadlines are the caller's: a verb may be cancelled at any await, and
-then leaves nothing half visible, no file, no task; memory that a native client may still write
-to is given back only when it no longer can.
+what is raised is a bug, which an agent tells of, and no answer. Deadlines are the caller's: a
+verb may be cancelled at any await, and then leaves nothing half visible, no file, no task; memory
+that a native client may still write to is given back only when it no longer can.
 
 A block is *sealed*: its bytes with the checksum of ``block_checksum``, which is also what seals
 it in a slab. The checksum travels with the bytes (``ucm.backends.envelope``), and whoever gets a

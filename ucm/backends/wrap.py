@@ -173,23 +173,41 @@ class DeadlineBackend(_GuardedBackend):
 
     Only a backend whose native client still writes to the caller's memory may take longer.
 
+    What a call raises is a bug of the backend's, and no answer where somebody is told of it.
+
     Args:
         inner: The backend to wrap; closed with the wrapper.
         seconds: For each call, on the loop's clock.
+        tell_bug: Called with what a call raised; must not raise. Left out: the call raises it.
     """
 
-    def __init__(self, inner: Backend, seconds: float) -> None:
+    def __init__(
+        self,
+        inner: Backend,
+        seconds: float,
+        tell_bug: Callable[[Exception], None] | None = None,
+    ) -> None:
         super().__init__(inner)
         self._seconds = seconds
+        self._tell_bug = tell_bug
+        self._bug = ""
         self.num_late = 0
+
+    @property
+    def trouble(self) -> str:
+        """What the last call raised, or of the inner backend."""
+        return self._bug or self.inner.trouble
 
     async def _ask(
         self, call: _Call[_T], unknown: _T, count: int, *, is_write: bool = False
     ) -> list[_T]:
         told = [unknown] * count
         with self._in_time():
-            told = await call()
-        return told  # noqa: RET504 - as it was if the deadline came
+            answers = await call()
+            if len(answers) != count:
+                raise ValueError(f"{len(answers)} answers to {count} questions")
+            told, self._bug = answers, ""
+        return told
 
     async def register(self, memory: Sequence[memoryview]) -> None:
         """Forward."""
@@ -201,11 +219,26 @@ class DeadlineBackend(_GuardedBackend):
         with self._in_time():
             await self.inner.aclose()
 
+    async def attend(self) -> None:
+        """Forward."""
+        with self._telling():
+            await self.inner.attend()
+
     @contextlib.contextmanager
     def _in_time(self) -> Iterator[None]:
-        with anyio.move_on_after(self._seconds) as scope:
+        with anyio.move_on_after(self._seconds) as scope, self._telling():
             yield
         self.num_late += scope.cancelled_caught
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # a backend of others may raise anything
+            if self._tell_bug is None:
+                raise
+            self._bug = repr(exc)
+            self._tell_bug(exc)
 
 
 class BreakerBackend(_GuardedBackend):
