@@ -125,7 +125,7 @@ class TestTiers:
             disk = await DiskBackend.open_configured(settings, "tiers.1")
             await disk.put(sealed(KEYS[:1]))
             tiers = [WatchedBackend(Unruly()), WatchedBackend(disk)]
-            feed_tiers(ledger, tiers)
+            await feed_tiers(ledger, tiers)
             assert [False, True] == [tier.is_told for tier in tiers]
             await tiers[0].put(sealed(KEYS[1:3]))
             await tiers[0].delete(KEYS[1:2])
@@ -134,3 +134,29 @@ class TestTiers:
             return [there(ledger, medium) for medium in range(3)]
 
         assert [set(), {2}, {0, 3}] == asyncio.run(run())
+
+    def test_others_have_their_turn_while_what_is_there_is_told(
+        self, monkeypatch
+    ) -> None:
+        """R-54: a drive of a million blocks held the agent up for seconds as the first engine
+        followed it; what goes meanwhile is not there, and nobody is told before all is."""
+        monkeypatch.setattr("ucm.agent.calls._IN_TURN", 8)
+
+        class Listed(Unruly):
+            def watch(self, tell):
+                self.tell = tell
+                return KEYS
+
+        async def run():
+            ledger, tier = Ledger(2), Listed()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(feed_tiers, ledger, [WatchedBackend(tier)])
+                await anyio.lowlevel.checkpoint()
+                assert (set(range(8)), False) == (there(ledger, 1), ledger.is_whole)
+                for key in (KEYS[0], KEYS[39], KEYS[38]):
+                    tier.tell(key, False)
+                tier.tell(KEYS[38], True)
+            assert ledger.is_whole
+            return there(ledger, 1)
+
+        assert set(range(1, 39)) == asyncio.run(run())

@@ -263,8 +263,8 @@ KV_EVENTS = (
         name="tier_is_not_listed",
         why="After a restart of the agent a full disk counts as empty.",
         file=_FEED,
-        find="            ledger.stored(medium, key)\n\n\ndef _tell",
-        replace="            pass\n\n\ndef _tell",
+        find="                        ledger.stored(SLAB + 1 + at, key)\n",
+        replace="                        pass\n",
         killers=(f"{_FEEDS}::TestTiers::test_tiers_are_numbered_behind_the_slab",),
     ),
     Mutant(

@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from ucm.agent.calls import Blocking
+from ucm.agent.calls import Blocking, Parts
 from ucm.agent.ledger import Ledger
 from ucm.backends.watched import WatchedBackend
 from ucm.blocks import PackedKey
@@ -22,17 +22,30 @@ SLAB: Final = 0
 _POLL_S: Final = 0.05
 
 
-def feed_tiers(ledger: Ledger, tiers: Sequence[WatchedBackend]) -> None:
-    """Have tiers tell a ledger, what they have first."""
-    for medium, tier in enumerate(tiers, SLAB + 1):
-        found = tier.watch(partial(_tell, ledger, medium))
-        if not tier.is_told:
-            ledger.guess(medium)
-        for key in found:
-            ledger.stored(medium, key)
+async def feed_tiers(ledger: Ledger, tiers: Sequence[WatchedBackend]) -> None:
+    """Have tiers tell a ledger, what they have first; others have their turn amid that."""
+    gone: list[set[PackedKey]] = [set() for _ in tiers]
+    """What went meanwhile."""
+
+    def tell(at: int, key: PackedKey, is_there: bool) -> None:  # noqa: FBT001 - as a backend tells it
+        _tell(ledger, SLAB + 1 + at, key, is_there)
+        if gone and not is_there:
+            gone[at].add(key)
+
+    with ledger.lists():
+        found = [tier.watch(partial(tell, at)) for at, tier in enumerate(tiers)]
+        for medium, tier in enumerate(tiers, SLAB + 1):
+            if not tier.is_told:
+                ledger.guess(medium)
+        for at, keys in enumerate(found):
+            async for some in Parts(keys):
+                for key in some:
+                    if key not in gone[at]:
+                        ledger.stored(SLAB + 1 + at, key)
+        gone.clear()
 
 
-def _tell(ledger: Ledger, medium: int, key: PackedKey, is_there: bool) -> None:  # noqa: FBT001 - as a backend tells it
+def _tell(ledger: Ledger, medium: int, key: PackedKey, is_there: bool) -> None:  # noqa: FBT001 - likewise
     if is_there:
         ledger.stored(medium, key)
     else:

@@ -301,7 +301,7 @@ class Node:
         if self._ledger is None:
             assert self._tasks is not None
             self._ledger = Ledger(1 + len(self._tiers))
-            feed_tiers(self._ledger, self._watched)
+            self._tasks.start_soon(feed_tiers, self._ledger, self._watched)
             for core in self._cores.values():
                 self._tasks.start_soon(feed_slab, self._ledger, core.store, self._call)
         return self._ledger
