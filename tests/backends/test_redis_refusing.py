@@ -246,3 +246,25 @@ async def test_one_server_that_takes_nothing_is_a_tier_that_takes_nothing(tmp_pa
         ((one, _),) = await fetch(breaker, keys[:1], BLOCK)
         assert DONE is one.verdict
         await backend.aclose()
+
+
+async def test_server_that_takes_nothing_says_why(tmp_path):
+    """R-51: the log had a tier that takes nothing, and no word why: it had answered."""
+    with redis_server(tmp_path) as (_, port), redis.Redis(port=port) as client:
+        given = {"url": f"redis://127.0.0.1:{port}/0", "timeout": LIMIT_S}
+        backend = await RedisBackend.open_configured(given, "tiers.0")
+        told = []
+        breaker = BreakerBackend(
+            backend,
+            clock=lambda: 100.0,
+            tell_writes=lambda seconds: told.append(backend.trouble),
+        )
+        client.config_set("min-replicas-to-write", 1)
+        for key in make_keys(3):
+            assert [NOTHING] == await breaker.put([seal(key)])
+        (why,) = told
+        assert why.startswith("ResponseError NOREPLICAS")
+        client.config_set("min-replicas-to-write", 0)
+        assert [DONE] == await backend.put([seal(make_keys(4)[3])])
+        assert "" == backend.trouble
+        await backend.aclose()

@@ -133,7 +133,7 @@ class Servers:
         """Of what redis-py is asked."""
         self._tasks: TaskGroup | None = None
         self.trouble = ""
-        """What a connection failed with last; empty once one has not."""
+        """The last error, of a connection or in a server's words; empty once there was none."""
 
     @property
     def away(self) -> list[str]:
@@ -230,15 +230,21 @@ class Servers:
     async def _ask_one(
         self, server: _Server | None, commands: Sequence[Command], *, spares: bool
     ) -> list[Any]:
-        """Ask a server, if it is known which."""
-        if server is None:
-            return await self._ask_client(commands)
-        if spares:
-            return await self._ask_if_there(server, commands)
-        if not self.is_cluster:
-            return await self._ask_directly(server, commands)
-        answers = await self._ask_client(commands)
-        server.circuit.judge(is_bad=are_silent(answers))
+        """Ask a server, if it is known which, and take note of what is wrong there."""
+        if server is not None and spares:
+            answers = await self._ask_if_there(server, commands)
+        elif server is not None and not self.is_cluster:
+            answers = await self._ask_directly(server, commands)
+        else:
+            answers = await self._ask_client(commands)
+            if server is not None:
+                server.circuit.judge(is_bad=are_silent(answers))
+        wrong = [answers[at] for at in failures(answers)]
+        if not wrong:
+            self.trouble = ""
+        elif wrong[0] is not _NOBODYS:  # else nobody was asked
+            exc = wrong[0]
+            self.trouble = f"{type(exc).__name__} {exc}".rstrip()[:_MOST_TOLD]
         return answers
 
     async def _ask_if_there(
@@ -284,9 +290,7 @@ class Servers:
         answers: list[Any] = []
         try:
             await server.links.ask(commands, answers)
-            self.trouble = ""
         except ERRORS as exc:
-            self.trouble = f"{type(exc).__name__} {exc}".rstrip()[:_MOST_TOLD]
             answers += [exc] * (len(commands) - len(answers))
         failed = failures(answers)
         await self._follow(server, [answers[at] for at in failed])

@@ -152,7 +152,7 @@ class RedisBackend(Backend):
 
     @property
     def trouble(self) -> str:
-        """What the last connection failed with."""
+        """What the last request failed with, in the words of who refused it."""
         return self._servers.trouble
 
     async def attend(self) -> None:
