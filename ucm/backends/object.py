@@ -169,6 +169,7 @@ class ObjectBackend(Backend):
         self._crew = Crew(num_requests, "ucm-object")
         self._puts = _Puts()
         self._is_open = True
+        self._trouble = ""
 
     @classmethod
     async def open_configured(cls, settings: object, key: str) -> Self:
@@ -232,6 +233,11 @@ class ObjectBackend(Backend):
             creates=True,
         )
 
+    @property
+    def trouble(self) -> str:
+        """What obstore calls the last error, and the service's own word for it; the rest may have secrets."""
+        return self._trouble
+
     async def exists(self, keys: Sequence[PackedKey]) -> list[Presence]:
         """Ask for the head of each object."""
         return await self._ask(keys, self._look, Presence.UNKNOWN)
@@ -263,6 +269,8 @@ class ObjectBackend(Backend):
         told = [unknown] * len(items)
         if self._is_open:
             await self._crew.run(items, ask, told, leave=True)
+            if unknown not in told:
+                self._trouble = ""
         return told
 
     # On threads of the crew, which end with obstore's timeout, whoever waits for them.
@@ -273,7 +281,7 @@ class ObjectBackend(Backend):
             # Not its head: an answer to that has no words.
             obstore.get_range(self._store, path, start=0, end=1)
         except (PermissionDeniedError, UnauthenticatedError) as exc:
-            return ", ".join([type(exc).__name__, *_CODE.findall(str(exc))[:1]])
+            return _words_of(exc)
         except _ERRORS as exc:
             # Nothing there is as it should be; a service that is down may come back.
             codes = _CODE.findall(str(exc))[:1]
@@ -285,7 +293,8 @@ class ObjectBackend(Backend):
             obstore.head(self._store, _path(key))
         except (NotFoundError, FileNotFoundError):
             return Presence.ABSENT
-        except _ERRORS:
+        except _ERRORS as exc:
+            self._trouble = _words_of(exc)
             return Presence.UNKNOWN
         return Presence.PRESENT
 
@@ -297,7 +306,8 @@ class ObjectBackend(Backend):
             value = obstore.get_range(self._store, path, start=0, end=nbytes + 1)
         except (NotFoundError, FileNotFoundError):
             return Fetched(Verdict.ABSENT)
-        except _ERRORS:
+        except _ERRORS as exc:
+            self._trouble = _words_of(exc)
             is_empty = self._size_of(path) == 0  # no range of it can be asked for
             return GARBAGE if is_empty else _UNAVAILABLE
         if len(value) != nbytes:
@@ -331,8 +341,9 @@ class ObjectBackend(Backend):
             obstore.put(self._store, path, value, mode="create", use_multipart=False)
         except AlreadyExistsError:
             return Verdict.PRESENT
-        except _ERRORS:
+        except _ERRORS as exc:
             is_there = self._look(block.key) is Presence.PRESENT
+            self._trouble = _words_of(exc)
             return Verdict.PRESENT if is_there else Verdict.UNAVAILABLE
         return Verdict.DONE
 
@@ -348,7 +359,8 @@ class ObjectBackend(Backend):
             return Verdict.ABSENT if is_absent else Verdict.UNAVAILABLE
         try:
             obstore.delete(self._store, _path(key))
-        except _ERRORS:
+        except _ERRORS as exc:
+            self._trouble = _words_of(exc)
             return Verdict.UNAVAILABLE
         return Verdict.DONE
 
@@ -356,3 +368,8 @@ class ObjectBackend(Backend):
 def _path(key: PackedKey) -> str:
     """Return the name of a block; services spread names by how they begin."""
     return f"{xxh3_64_intdigest(key) & 0xFFFF:04x}/{key.hex()}"
+
+
+def _words_of(exc: BaseException) -> str:
+    """Return what obstore calls an error, and the service's own word."""
+    return ", ".join([type(exc).__name__, *_CODE.findall(str(exc))[:1]])
