@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said of an agent: nothing by wants of hardly any time, or of much, and in words when it is lost."""
+"""What is said of an agent: nothing by wants of hardly any time, or of much; in words when it is lost, or never there."""
 
 import queue
 
@@ -74,3 +74,15 @@ def test_nothing_is_sent_to_one_that_is_seen_to_be_gone(world, caplog) -> None:
     client.call(ask_the_dead)
     assert AGENT_LOST == world.told.wait()
     assert [] == [line for line in caplog.records if line.name == "asyncio"]
+
+
+def test_agent_that_takes_who_comes_and_says_nothing_is_told_of(
+    world, monkeypatch
+) -> None:
+    """R-63: an engine that came while it was stopped had no tiers, and its log no word of them."""
+    monkeypatch.setattr("ucm.agent.client._CONNECT_S", 0.0)
+    lines: queue.Queue = queue.Queue()
+    world.told.warning = lambda event, **told: lines.put((event, told["error"]))
+    world.start(has_agent=True)
+    told = AGENT_LOST, "it does not answer in time"
+    assert told == lines.get(timeout=LIMIT_S)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """When agents are started, and how often one is looked for."""
 
+import errno
+
 import pytest
 
 from ucm.agent import launch
@@ -119,3 +121,22 @@ class TestLauncher:
         assert not world.launch.is_coming()
         world.now += 61.0
         assert world.starts()
+
+    def test_agents_that_cannot_live_are_told_of(self, world) -> None:
+        """R-63: an engine whose agents died as they started said nothing of why it had no tiers;
+        that one has ended which served is seen at its socket."""
+        world.starts()
+        world.ends(1, 3600.0)
+        assert not world.launch()
+        world.ends(1, 0.5)
+        assert "dies as it starts" in world.launch()
+
+    def test_agent_that_cannot_be_started_is_told_of(self, world, monkeypatch) -> None:
+        """R-63: likewise, as by a machine that starts no more processes."""
+
+        def refuse(*_, **__) -> None:
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+        monkeypatch.setattr(launch, "_Keeper", refuse)
+        told = "none can be started: [Errno 11] no more processes"
+        assert [told] * 2 == [world.launch(), world.launch()]

@@ -292,7 +292,7 @@ class TestAgent:
             assert first == agent_pid(launch)
             with place.client() as client:
                 end_agent(launch)
-                until(lambda: launch() or first != agent_pid(launch))
+                until(lambda: [launch()] and first != agent_pid(launch))
                 until(lambda: is_served(place, agent_pid(launch)))
                 until(lambda: 2 == client.agents.count)
             assert 0 == end_agent(launch, signal.SIGTERM)

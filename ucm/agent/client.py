@@ -53,6 +53,8 @@ _LEAST_S: Final = 0.1
 """Who has less is hardly answered in its time: that says nothing of the agent."""
 _AHEAD: Final = 0.9
 """The agent answers within this share of the time, so that its answer is here in time."""
+_NOBODY: Final = (ConnectionError, FileNotFoundError, EOFError)
+"""What it looks like where no agent is."""
 _MOST_WAITING: Final = 96 << 20
 """Bytes that the agent has not taken yet; more is no longer asked. As many keys as it forgets at a
 time, a million, fit in."""
@@ -107,7 +109,7 @@ class AgentClient:
         """How the agent said last that it is; see ``look``."""
         self.agents = Agents()
         self._refusal = ""
-        """Why an agent did not serve us, as it was told last."""
+        """Why no agent serves us, as it was told last since one did."""
         self._is_closing = threads.event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker = asyncio.Event()
@@ -270,7 +272,7 @@ class AgentClient:
                 if self._is_closing.is_set():  # before there was anything to hang up
                     raise ConnectionAbortedError("this engine leaves")
                 await self._listen(reader)
-            except (ConnectionError, FileNotFoundError, EOFError) as exc:
+            except _NOBODY as exc:
                 self._lost(exc)
                 if not self._is_closing.is_set():
                     self._tell_refusal(self._launch())
@@ -286,12 +288,11 @@ class AgentClient:
         self._writer.write(encode_frame(self._hello))
         answer = await receive(reader)
         if isinstance(answer, Refused):
-            self._tell_refusal(answer.problem)
             raise MessageError(answer.problem)
         if not isinstance(answer, Welcome) or answer.version != PROTOCOL_VERSION:
             raise MessageError("the agent's first message is no welcome")
         self._silent_until = 0.0  # a want may have come while the last one was lost
-        self._is_up = True
+        self._is_up, self._refusal = True, ""
         self.media = tuple(answer.media)
         self.agents.met(answer)
         self._log.info(AGENT_JOINED, media=answer.media)
@@ -385,5 +386,9 @@ class AgentClient:
         for number in list(self._tellers):
             if (tell := self._tellers.pop(number, None)) is not None:
                 tell()
-        if was_up and not self._is_closing.is_set():
+        if self._is_closing.is_set():
+            return
+        if was_up:
             self._log.warning(AGENT_LOST, error=why_lost(problem))
+        elif not isinstance(problem, _NOBODY):
+            self._tell_refusal(why_lost(problem))

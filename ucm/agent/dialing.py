@@ -94,6 +94,8 @@ def why_lost(problem: BaseException) -> str:
     """Return why an agent is lost in words; what its socket says stands behind them."""
     if isinstance(problem, EOFError | ConnectionError):
         return f"it has ended, or closed the connection ({problem})"
+    if isinstance(problem, TimeoutError):
+        return "it does not answer in time"
     return str(problem)
 
 

@@ -61,6 +61,7 @@ except (OSError, ValueError):
 _BETWEEN_S: Final = 30.0
 """For a process that only starts another; the client's thread waits, and no engine."""
 _MOST_PID: Final = 32
+_DIES: Final = "one dies as it starts: its own log says why, or the kernel's where memory was short"
 _DIED: Final = -1
 """Stands for the exit code of an agent that said none."""
 
@@ -228,7 +229,7 @@ class Launcher:
         Start one, unless the one that was started is there. Blocks for a moment.
 
         Returns:
-            Why the one before could not be used; empty if it could.
+            Why the one before could not be used, or none can be started; empty if it could.
         """
         problem = ""
         if self._agent is not None:
@@ -237,13 +238,13 @@ class Launcher:
                 return ""
             if not self._is_over:
                 self._is_over = True
-                self._note_end(code)
+                self._note_end(self._agent, code)
             problem = self._agent.problem
         if self._clock() >= self._not_before:
-            self._start()
+            problem = self._start() or problem
         return problem
 
-    def _note_end(self, code: int) -> None:
+    def _note_end(self, agent: _Agent, code: int) -> None:
         """Decide when the next one is started."""
         now = self._clock()
         lasted_s = now - self._started_at
@@ -255,9 +256,12 @@ class Launcher:
             pause_s = max(pause_s, _OTHER_S)
         elif lasted_s > _LONGEST_S:
             pause_s = 0.0
+        elif code != 0:
+            agent.problem = _DIES
         self._not_before = now + pause_s
 
-    def _start(self) -> None:
+    def _start(self) -> str:
+        """Start one; return why none can be."""
         self._started_at = self._clock()
         try:
             environment = environment_without(_BINDING)
@@ -265,6 +269,9 @@ class Launcher:
                 self._keeper = _Keeper(environment)
             self._agent = _Agent(self._keeper, self._settings)
             self._is_over = False
-        except (OSError, subprocess.SubprocessError):
+        except (OSError, subprocess.SubprocessError) as exc:
             # As without an agent; it is tried again, by another keeper.
             self._keeper = None
+            why = exc if isinstance(exc, OSError) else type(exc).__name__
+            return f"none can be started: {why}"
+        return ""
