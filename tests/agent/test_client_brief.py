@@ -2,10 +2,13 @@
 """What is said of an agent: nothing by wants of hardly any time, or of much; in words when it is lost, or never there."""
 
 import queue
+import threading
 
 import pytest
+from structlog.testing import CapturingLogger
 
 from tests.agent.test_client import KEYS, LIMIT_S, World, wait_for_end, want
+from ucm.agent.client import AgentClient
 from ucm.agent.protocol import Done, GetStatus
 from ucm.tracing import AGENT_LOST
 
@@ -86,3 +89,20 @@ def test_agent_that_takes_who_comes_and_says_nothing_is_told_of(
     world.start(has_agent=True)
     told = AGENT_LOST, "it does not answer in time"
     assert told == lines.get(timeout=LIMIT_S)
+
+
+def test_engine_that_gets_no_thread_for_an_agent_goes_on(tmp_path, monkeypatch) -> None:
+    """R-63: its start failed; it has no tiers instead, says so, and forgets nothing of theirs."""
+
+    def refuse(_) -> None:
+        raise RuntimeError("can't start new thread")
+
+    log = CapturingLogger()
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", refuse)
+        client = AgentClient(tmp_path, 4096, log)
+    assert (False, False) == (want(client), client.forget(KEYS, "forget"))
+    client.close()
+    (call,) = log.calls
+    assert AGENT_LOST == call.args[0]
+    assert "can't start new thread" in call.kwargs["error"]

@@ -114,8 +114,12 @@ class AgentClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waker = asyncio.Event()
         self._writer: asyncio.StreamWriter | None = None
-        self._thread: Thread = threads.thread(self._run, "ucm-agent-client")
-        self._thread.start()
+        self._thread: Thread | None = threads.thread(self._run, "ucm-agent-client")
+        try:
+            self._thread.start()
+        except RuntimeError as exc:  # the system has no more: there is no agent for us
+            self._thread = None
+            self._tell_refusal(f"who would talk to one did not start: {exc}")
 
     # On the engine's thread.
 
@@ -249,7 +253,8 @@ class AgentClient:
         """Leave the agent. Idempotent."""
         self._is_closing.set()
         self.call(self._leave)
-        self._thread.join(_CLOSE_S)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_S)
 
     def call(self, function: Callable[[], None]) -> None:
         """Have *function*, which must not raise, called on the client's thread."""
