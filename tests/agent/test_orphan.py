@@ -131,6 +131,20 @@ class TestOrphan:
         assert b"AWS_SESSION_TOKEN=of now" in environment.split(b"\0")
         end_agent(launch)
 
+    @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+    def test_child_of_an_engine_has_no_part_in_its_agents_parent(
+        self, settings
+    ) -> None:
+        """R-63: that process lasted as long as whatever the engine had forked off meanwhile."""
+        launch = Launcher(settings)
+        launch()
+        assert launch._keeper is not None
+        own = launch._keeper._own
+        if not (child := os.fork()):
+            os._exit(own.fileno() >= 0)
+        assert (child, 0) == os.waitpid(child, 0)
+        end_agent(launch)
+
     def test_engine_that_lets_go_of_its_agent_keeps_no_pipe_to_it(
         self, settings
     ) -> None:

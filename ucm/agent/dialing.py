@@ -29,7 +29,7 @@ from ucm.agent.protocol import (
 from ucm.errors import MessageError
 from ucm.status import peer_uid
 
-__all__ = ["Agents", "dial", "receive", "why_lost"]
+__all__ = ["Agents", "dial", "own_alone", "receive", "why_lost"]
 
 _DECODER: "Final[msgspec.msgpack.Decoder[FromAgent]]" = msgspec.msgpack.Decoder(
     FromAgent
@@ -51,6 +51,12 @@ class Agents:
             self.count, self._nonce = self.count + 1, welcome.nonce
 
 
+def own_alone(own: socket.socket) -> socket.socket:
+    """Have a forked child have no part in a socket; return it."""
+    _in_this_process.add(own)
+    return own
+
+
 async def dial(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """
     Connect to the agent of a slab's directory; a forked child has no part in the connection.
@@ -59,8 +65,7 @@ async def dial(directory: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWri
         OSError: Nobody listens there.
         MessageError: It is another user's.
     """
-    own = socket.socket(socket.AF_UNIX)
-    _in_this_process.add(own)
+    own = own_alone(socket.socket(socket.AF_UNIX))
     with contextlib.ExitStack() as undo:
         undo.callback(own.close)
         own.setblocking(False)

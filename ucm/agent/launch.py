@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from ucm.affinity import engine_cpus, format_cpulist
+from ucm.agent.dialing import own_alone
 from ucm.config import UCMConfig, environment_without
 
 __all__ = ["REFUSED", "TAKEN", "Launcher", "Pauses"]
@@ -85,7 +86,8 @@ class _Keeper:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self._own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._own = own_alone(own)
         weakref.finalize(self, self._own.close)
         self._own.settimeout(_BETWEEN_S)
         with its:
