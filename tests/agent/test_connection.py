@@ -344,6 +344,7 @@ class TestStrangers:
             HELLO,
             struct.pack(">I", MAX_FRAME_BYTES + 1),
             struct.pack(">I", 3) + b"\xc1\xc1\xc1",
+            struct.pack(">I", 11) + b"\x81\xa4type\xa4dr\xffp",
             struct.pack(">I", 0),
         ],
     )

@@ -77,3 +77,16 @@ def test_block_of_two_key_spaces_is_there_behind_a_change() -> None:
         each.is_stored for each in follower.heard
     ]
     assert {(0, 0, hash_at(number)) for number in numbers} == set(follower.there)
+
+
+def test_description_that_is_no_text_is_none() -> None:
+    """R-57: it ended the thread that talks to the agent, for good; whoever else follows the ledger
+    may have described it."""
+    ledger, follower = Ledger(1), Follower()
+    ledger.describe(key_of(0), b"\x96\xc4\x01a\xc0\x90\xc0\xa1\xff\xc0")
+    ledger.stored(0, key_of(0))
+    follower.join(ledger)
+    follower.follow()
+    assert [(hash_at(0), None)] == [
+        (each.block_hash, each.said) for each in follower.heard
+    ]

@@ -270,7 +270,7 @@ class TestTallies:
         assert 700 == count(one).put(one.mine)
         assert 700 == other.look().put(other.mine)
 
-    @pytest.mark.parametrize("kind", ["file", "folder"])
+    @pytest.mark.parametrize("kind", ["file", "text", "folder"])
     def test_what_is_not_ours_takes_the_place_of_no_count(self, root, kind):
         """The last one is good until the next: a power cut may have left a later one empty."""
         one, other = open_ledger(root), open_ledger(root)
@@ -278,7 +278,8 @@ class TestTallies:
         count(one)
         assert 700 == other.look().nbytes
         path = root / "room" / "count-2"
-        path.mkdir() if kind == "folder" else path.touch()
+        text = b'{"tallies": {"\xff": [0, 0]}}' if kind == "text" else b""
+        path.mkdir() if kind == "folder" else path.write_bytes(text)
         one.mine = Tally(1, 300, 0)
         files = os.listdir("/proc/self/fd")
         one.look()

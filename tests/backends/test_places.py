@@ -60,15 +60,16 @@ def test_manifest_that_is_not_whole_is_read_again(tmp_path, monkeypatch, half):
     assert MINE == claim(tmp_path)
 
 
-def test_manifest_that_stays_in_pieces_is_not_ours(tmp_path, monkeypatch):
+@pytest.mark.parametrize("text", [b"{", b'{"kind": "\xff"}'])
+def test_manifest_that_stays_in_pieces_is_not_ours(tmp_path, monkeypatch, text):
     """R-24: it is read a few times, left as it is, and named."""
-    (tmp_path / NAME).write_bytes(b"{")
+    (tmp_path / NAME).write_bytes(text)
     pauses = []
     monkeypatch.setattr(_places, "sleep", pauses.append)
     with pytest.raises(ConfigError, match="is not ours"):
         claim(tmp_path)
     assert 3 == len(pauses)
-    assert b"{" == (tmp_path / NAME).read_bytes()
+    assert text == (tmp_path / NAME).read_bytes()
 
 
 def test_manifest_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):

@@ -29,6 +29,14 @@ class TestWeightsDigest:
         shutil.copytree(model, copy, copy_function=shutil.copyfile)
         assert weights_digest(model) == weights_digest(copy)
 
+    def test_header_that_is_no_text_is_none(self, model):
+        """The file counts as others that are no safetensors do; the engine's start failed."""
+        header = b'{"\xff": 0}'
+        text = len(header).to_bytes(8, "little") + header
+        before = weights_digest(model)
+        (model / "odd.safetensors").write_bytes(text)
+        assert before != weights_digest(model)
+
     def test_files_beside_the_weights_do_not_count(self, model):
         """What decides no byte of the cache may change freely."""
         before = weights_digest(model)

@@ -117,7 +117,10 @@ def test_message_of_other_version_is_refused() -> None:
         decode_report(b"")
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xc1", b"\x81\xa4step\xa1x"])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\xc1", b"\x81\xa4step\xa1x", b"\x82\xa4step\x01\xaaunfinished\xa1\xff"],
+)
 def test_damaged_message_is_refused(damage: bytes) -> None:
     """H-12: Bytes that are no message behind the version raise a typed error."""
     with pytest.raises(MessageError, match="damaged message"):

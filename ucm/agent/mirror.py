@@ -223,5 +223,5 @@ def _decoded(said: bytes) -> Said | None:
         return None
     try:
         return _DECODER.decode(said)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

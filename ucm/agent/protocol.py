@@ -295,7 +295,7 @@ def decode_frame(payload: bytes, decoder: "msgspec.msgpack.Decoder[_T]") -> _T:
     """
     try:
         return decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError) as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
         raise MessageError(f"not a message of this protocol: {exc}") from exc
 
 

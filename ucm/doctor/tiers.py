@@ -218,7 +218,7 @@ def _extents_of(path: Path) -> int:
     try:
         text = (path / DISK).read_bytes()
         return msgspec.json.decode(text, type=Manifest).extent_bytes
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0
 
 

@@ -210,7 +210,7 @@ def _sample_tensors(digest: "hashlib._Hash", file: BinaryIO) -> bool:
     header = file.read(length)
     try:
         tensors = _HEADER_DECODER.decode(header)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return False
     digest.update(header)
     for name in sorted(tensors):

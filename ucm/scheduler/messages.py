@@ -341,5 +341,5 @@ def _decode(data: bytes, decoder: "msgspec.msgpack.Decoder[_Told]") -> _Told:
         )
     try:
         return decoder.decode(memoryview(data)[1:])
-    except msgspec.MsgspecError as exc:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         raise MessageError(f"damaged message: {exc}") from exc

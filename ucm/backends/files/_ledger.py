@@ -312,7 +312,7 @@ class Ledger:
             if exc.errno in AWAY:
                 raise
             count = None
-        except msgspec.DecodeError:  # what does not fit, too
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # nor fits
             count = None
         self._newest = number
         if count is not None:

@@ -84,7 +84,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):
             )
         try:
             return _FACTS_DECODER.decode(memoryview(self.payload)[1:])
-        except (msgspec.MsgspecError, KeyFormatError) as exc:
+        except (msgspec.MsgspecError, UnicodeDecodeError, KeyFormatError) as exc:
             raise MessageError(f"damaged handshake: {exc}") from exc
 
 
