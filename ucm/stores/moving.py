@@ -26,6 +26,7 @@ from ucm.errors import (
     StoreError,
     StoreFullError,
 )
+from ucm.fates import Fate
 from ucm.stores.exports import ExportReader, ExportWriter, Head, Section, Start
 from ucm.stores.slab import Blocks, SlabStore, SlabSurvey
 from ucm.uses import Uses
@@ -39,6 +40,7 @@ _MOST_SIZES = 8
 _NAP_S, _GROWS_S = 0.02, 600.0
 _EARLIEST_NS = -(1 << 61)
 _SECOND_NS = 10**9
+_THERE = Fate.STORED, Fate.WRITING
 _OLDEST_NS = 1 << 61
 """Older than 73 years is nothing: a date that somebody made up stays a number of 64 bits."""
 
@@ -326,11 +328,13 @@ class Incoming:
         batch.store.touch(keys, uses)
         self.moved.blocks += stored
         self.moved.nbytes += stored * batch.block_bytes
-        absent = [not there for there in batch.store.contains(keys)]
+        if len(granted) + lease.num_stored == len(keys):
+            return {}  # also where an engine is still writing one of them
+        there = [told.fate in _THERE for told in batch.store.fates(keys)]
         return {
             place: left[place]
             for position, place in enumerate(places)
-            if position not in granted and absent[position]
+            if position not in granted and not there[position]
         }
 
     def _uses(self, heads: list[Head]) -> Uses:
