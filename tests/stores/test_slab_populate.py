@@ -370,6 +370,18 @@ class TestShortage:
                 let_all_end(other)
                 assert 24 == num_there(store)
 
+    def test_only_step_that_comes_to_nothing_is_told(self, memory_path, monkeypatch):
+        """R-25: the last word of a small slab is why it has no memory, not that it has all."""
+
+        def populate(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+        monkeypatch.setattr(_populate, "populate", populate)
+        with open_small(memory_path) as store:
+            (told,) = self.watch(store)
+        assert (0, CAPACITY) == (told.nbytes, told.total)
+        assert "Cannot allocate memory" in told.problem
+
     def test_kernel_that_refuses_is_told(self, memory_path, kernel):
         """R-25: a full memory disk is an error of the step, not a signal."""
         with open_small(memory_path) as store:

@@ -129,7 +129,7 @@ class Populator:
                 raise StoreUnavailableError(problem) from exc
             self._thread = thread
         else:
-            if not left:
+            if not self._ends.is_set():  # or why there is no more was told
                 self._tell_last("")
             self.abandon()
 
