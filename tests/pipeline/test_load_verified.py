@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who verifies beside a copy publishes where that is over; what is damaged, and what is not."""
 
+import attrs
 import pytest
 import torch
 
@@ -77,6 +78,19 @@ def test_loads_on_the_cpu_have_all_cpus_and_checksums_beside_a_device_half(monke
         assert (1, 6) == (store.asked, device.asked)
     with running_on(store, AsyncDevice(NUM_BLOCKS)):
         assert 3 == store.asked
+
+
+@pytest.mark.parametrize("make", [CPUDevice, AsyncDevice])
+def test_block_that_is_said_to_have_another_size_is_forgotten(make):
+    """What a store knows of a block may rot as well: left there it would fail each load."""
+    world = World(make)
+    key = world.ticket.span.keys[0]
+    entry = world.inner._entries[key]
+    world.inner._entries[key] = attrs.evolve(entry, nbytes=entry.nbytes - 1)
+    with pytest.raises(BlockCorruptError):
+        world.begin()
+    assert [False] == world.inner.contains([key])
+    assert torch.equal(world.rest, world.memory)
 
 
 class Untold(CPUDevice):

@@ -72,7 +72,12 @@ Scattered = NewType("Scattered", Item)
 
 
 class Fetch(CopyStage[Ready, Fetched]):
-    """Opens blocks; verifies them where rows of theirs are read one by one."""
+    """
+    Opens blocks, and verifies some at once.
+
+    Those whose rows are read one by one, and those that are said to have another size
+    than their group's: no device would take them.
+    """
 
     name = "fetch"
 
@@ -89,7 +94,8 @@ class Fetch(CopyStage[Ready, Fetched]):
             if tuple(lease.keys) != ticket.span.keys:
                 told = f"the store opened {len(lease.keys)} blocks, not those of "
                 raise StoreError(f"{told}{len(ticket.span)} keys that it was asked for")
-            if given.is_partial:
+            is_damaged = lease.slots.block_bytes != ticket.block_bytes
+            if given.is_partial or is_damaged:
                 _verify(self._store, lease, 0, len(lease.keys))
             ticket.read_lease = lease
         return Fetched(given)
