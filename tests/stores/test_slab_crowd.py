@@ -19,6 +19,7 @@ from ucm.stores.slab._layout import (
 from ucm.testing.store_blocks import (
     BLOCK_BYTES,
     make_keys,
+    save,
     uses_at,
 )
 
@@ -87,6 +88,17 @@ class TestCrowd:
                 with locks[1].held():
                     store.close()
             assert not worker._slab._class.owners.are_others()
+
+    def test_who_leaves_waits_for_nobody_who_stands_in_the_door(self, tmp_path):
+        """A process that is stopped as it joins keeps no other from its end, nor its slots."""
+        path, timeouts = tmp_path / "s", {"open_timeout": 0.1, "lock_timeout": 0.01}
+        with open_slab(path, 5) as other:
+            store = open_slab(path, 5, **timeouts)
+            store.reserve(make_keys(5), BLOCK_BYTES)
+            with other._slab._door.held():
+                store.close()
+            assert not other._slab._class.owners.are_others()
+            assert 5 == save(other, make_keys(5, first=10))
 
 
 class TestMoments:

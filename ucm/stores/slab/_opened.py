@@ -66,8 +66,7 @@ class OpenedSlab:
         wanted: How it is cut if it is made, and for which blocks.
         index_only: Leave the slots unmapped, and take a slab of any size that is there.
         open_timeout: Longest wait for others that create, join or leave, in seconds.
-        lock_timeout: Longest wait for the locks of index and arena, in seconds, once
-            it is open.
+        lock_timeout: Longest wait for a lock, in seconds, once it is open.
         wishes: What is asked of its memory.
         joins_only: Make no slab and cut none anew, take one that is there as it is.
 
@@ -130,7 +129,8 @@ class OpenedSlab:
             self._join()
             if not index_only:
                 self._map_data(wishes)
-            self._class.lock.timeout = self.arena.lock.timeout = lock_timeout
+            for lock in (self._class.lock, self.arena.lock, self._door):
+                lock.timeout = lock_timeout
             undo.pop_all()
         self.is_open = True
         _in_this_process.add(self)
@@ -217,7 +217,8 @@ class OpenedSlab:
         if self.populator is not None:
             self.populator.close()
         try:
-            with self._door.held():
+            # Who stands in the door may be stopped: we are gone then as by a death.
+            with contextlib.suppress(StoreUnavailableError), self._door.held():
                 if not (self._lost or self._find_loss(looks=True)):
                     self._leave()
         finally:
