@@ -154,6 +154,23 @@ class TestSeveral:
             assert 1 == save(two, EVERY[300:301])
             check(one, two)
 
+    def test_process_that_stands_in_its_index_costs_others_no_save(
+        self, memory_path, asks_always
+    ):
+        """R-31: one that is stopped there keeps its extents, and who wants one evicts its
+        own blocks instead."""
+        with (
+            open_class(memory_path) as one,
+            open_class(memory_path, LARGE, lock_timeout=0.01) as two,
+        ):
+            save(one, EVERY[:288])
+            assert 3 == save(two, EVERY[300:303])
+            with one._slab.index.locked():
+                assert 3 == save(two, EVERY[303:306])
+            assert 6 == save(two, EVERY[306:312])
+            assert EVERY[303:312] == stored(two)
+            check(one, two)
+
     def test_reader_of_an_extent_that_is_taken_fails_its_recheck(
         self, memory_path, asks_always
     ):

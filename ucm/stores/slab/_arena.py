@@ -36,6 +36,8 @@ __all__ = ["Arena", "Supply", "drop_what_others_own", "region_of"]
 
 _PAGE = 4096
 _ASK_EVERY_S = 1.0
+_PATIENCE_S = 0.1
+"""With the lock of another class's index, while the arena's is held."""
 _AHEAD = 64
 _THERE = (int(Word.NUM_FREE), int(Word.NUM_COMMITTED), int(Word.NUM_RESERVED))
 
@@ -175,13 +177,17 @@ class Supply:
         """Take what others can do without; look at it once a second if that was nothing."""
         if time.monotonic() < self._ask_at or self._shortage(len(batch)) <= 0:
             return
-        with self._arena.lock.held():
-            self.admit_own()
-        wanted = int(np.count_nonzero(~self._mine.index.look_up(batch).committed))
-        while self._shortage(wanted) > 0:
-            if not self._take_one():
-                self._ask_at = time.monotonic() + _ASK_EVERY_S
+        # Who has a lock for too long may be stopped: there are our own blocks to evict.
+        with contextlib.suppress(StoreUnavailableError):
+            with self._arena.lock.held():
+                self.admit_own()
+            seen = self._mine.index.look_up(batch)
+            wanted = int(np.count_nonzero(~seen.committed))
+            while self._shortage(wanted) > 0 and self._take_one():
+                pass
+            if self._shortage(wanted) <= 0:
                 return
+        self._ask_at = time.monotonic() + _ASK_EVERY_S
 
     def _take_one(self) -> bool:
         """Take an extent from another class, if one may go; return whether it did."""
@@ -226,7 +232,7 @@ class Supply:
                     self._directory,
                     name,
                     geometry,
-                    self._mine.lock.timeout,
+                    min(self._mine.lock.timeout, _PATIENCE_S),
                     at_once=False,
                 )
                 stack.enter_context(opened.closing())
