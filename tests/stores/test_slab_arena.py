@@ -154,6 +154,20 @@ class TestSeveral:
             assert 1 == save(two, EVERY[300:301])
             check(one, two)
 
+    def test_slot_that_is_written_keeps_its_own_extent_alone(
+        self, memory_path, asks_always
+    ):
+        """R-31: where that one was used least recently another goes; a save that is stuck
+        has its slots for as long as its process lives."""
+        with open_class(memory_path) as one, open_class(memory_path, LARGE) as two:
+            lease = one.reserve(EVERY[:1], BLOCK_BYTES)
+            assert 24 == len(owned(one, SMALL))
+            assert 36 == save(two, EVERY[300:336])
+            assert (12, 12) == (len(owned(one, SMALL)), len(owned(two, LARGE)))
+            fill(lease)
+            assert 1 == lease.commit()
+            check(one, two)
+
     def test_process_that_stands_in_its_index_costs_others_no_save(
         self, memory_path, asks_always
     ):

@@ -8,6 +8,7 @@ from ucm.errors import ConfigError
 from ucm.stores.slab._extents import (
     NOBODY,
     UNUSED,
+    WRITTEN,
     Geometry,
     Holding,
     choose_extent,
@@ -74,8 +75,9 @@ class TestGeometry:
 
 
 def choose(owners, used, live, wanted=A, oldest=10 * MINUTE):
-    """Ask for an extent; *used* in minutes."""
-    used_ns = [UNUSED if at is None else int(at * MINUTE) for at in used]
+    """Ask for an extent; *used* in minutes, -1 where somebody writes."""
+    named = {None: UNUSED, -1: WRITTEN}
+    used_ns = [named[at] if at in named else int(at * MINUTE) for at in used]
     holding = Holding(np.array(owners), np.array(used_ns), frozenset(live))
     return choose_extent(wanted, oldest, holding)
 
@@ -97,6 +99,9 @@ class TestChoice:
             # Three share in three.
             ([B, B, C, C, C, C], [20, 20, 15, 16, 17, 18], [B, C], 2),
             ([A, B, B, C, C, C], [0, 9.2, 9.2, 9.7, 9.8, 9.9], [B, C], 3),
+            # Where somebody writes it is not for taking, whosever it is.
+            ([B, B, A, A], [9, -1, 0, 0], [], 0),
+            ([B, B, A, A], [-1, -1, 0, 0], [], None),
             # What nobody has is not for taking, nor is our own.
             ([NOBODY, A], [None, None], [], None),
         ],

@@ -26,7 +26,13 @@ import numpy.typing as npt
 from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.slab._chains import KeyBatch
 from ucm.stores.slab._classes import ClassIndex, extents_of, uses_of
-from ucm.stores.slab._extents import NOBODY, UNUSED, Holding, choose_extent
+from ucm.stores.slab._extents import (
+    NOBODY,
+    UNUSED,
+    WRITTEN,
+    Holding,
+    choose_extent,
+)
 from ucm.stores.slab._files import ARENA, Directory, Manifest
 from ucm.stores.slab._layout import Grant, SlotState, Word
 from ucm.stores.slab._locks import FileLock, are_bound, is_bound
@@ -205,11 +211,14 @@ class Supply:
                 for visited, is_live in visits
                 if visited is not None and is_live
             )
-            seen = self._look(others, live)
-            chosen = choose_extent(self._size, self._oldest_ns(), seen)
-            return chosen is not None and self._move(
-                chosen, others[int(seen.owners[chosen])]
-            )
+            seen, oldest_ns = self._look(others, live), self._oldest_ns()
+            while True:
+                chosen = choose_extent(self._size, oldest_ns, seen)
+                if chosen is None:
+                    return False
+                if self._move(chosen, others[int(seen.owners[chosen])]):
+                    return True
+                seen.used_ns[chosen] = WRITTEN
 
     def _is_of_class(self, slot_bytes: int) -> bool:
         of_class = self._manifest.of_class(slot_bytes) if slot_bytes > 0 else None

@@ -19,6 +19,7 @@ __all__ = [
     "MOST_SLOT_BYTES",
     "NOBODY",
     "UNUSED",
+    "WRITTEN",
     "Geometry",
     "Holding",
     "choose_extent",
@@ -29,6 +30,8 @@ NOBODY = 0
 """Owner of an extent that no class has."""
 UNUSED = np.iinfo(np.int64).min
 """When an extent was used in which nothing is stored."""
+WRITTEN = np.iinfo(np.int64).max
+"""When an extent is used of which a slot is being written."""
 _PAGE = 4096
 _MOST_SLOTS = 2**31 - 1
 MOST_SLOT_BYTES = 1 << 33
@@ -142,7 +145,8 @@ class Holding:
 
     Args:
         owners: ``[n]`` slot size of each one's class, or ``NOBODY``.
-        used_ns: ``[n]`` when something in it was used last; ``UNUSED`` if never.
+        used_ns: ``[n]`` when something in it was used last; ``UNUSED`` if never,
+            ``WRITTEN`` if it cannot go now.
         live: Classes that some process uses.
     """
 
@@ -174,7 +178,7 @@ def choose_extent(wanted: int, oldest_ns: int, seen: Holding) -> int | None:
         for other, count in count_of.items():
             if count > (share if other in seen.live else 0):
                 may_go |= owners == other
-    may_go &= (owners != wanted) & (owners != NOBODY)
+    may_go &= (owners != wanted) & (owners != NOBODY) & (seen.used_ns != WRITTEN)
     extents = np.flatnonzero(may_go)
     if not len(extents):
         return None
