@@ -11,12 +11,11 @@ import pytest
 from tests.stores.slab_kit import SLOT_BYTES, RawSlab, die, index_path, open_slab
 from ucm.blocks import PackedKey
 from ucm.config import StoreConfig
-from ucm.errors import (
-    BlockCorruptError,
-)
+from ucm.errors import BlockCorruptError, StoreUnavailableError
 from ucm.stores.abc import Store
 from ucm.stores.slab import SlabStore, _chains, _quick, _store
-from ucm.stores.slab._layout import Word
+from ucm.stores.slab._index import SlotIndex
+from ucm.stores.slab._layout import Grant, Word
 from ucm.stores.slab._locks import FileLock
 from ucm.stores.slab._tables import EVERYTHING
 from ucm.testing.store_blocks import (
@@ -260,3 +259,27 @@ class TestOwedSlots:
             again.discard()
             assert 0 == store.stats().reserved_blocks
             assert [] == store.audit()
+
+    def test_lock_that_is_not_free_is_waited_for_once_for_all_of_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A reservation waits no longer the more leases are owed."""
+        asked, discard = [], SlotIndex.discard
+
+        def count(index: SlotIndex, grant: Grant, owner: int) -> None:
+            asked.append(grant)
+            discard(index, grant, owner)
+
+        with open_slab(tmp_path / "s", lock_timeout=0.01) as store:
+            leases = [store.reserve([key], BLOCK_BYTES) for key in make_keys(4)]
+            path = index_path(tmp_path / "s")
+            other = FileLock(os.open(path, os.O_RDWR), path, 1.0)
+            with contextlib.closing(other), other.held():
+                for lease in leases:
+                    lease.discard()
+                monkeypatch.setattr(SlotIndex, "discard", count)
+                with pytest.raises(StoreUnavailableError):
+                    store.reserve(make_keys(1), BLOCK_BYTES)
+                assert 1 == len(asked)
+            store.reserve(make_keys(1), BLOCK_BYTES)
+            assert 1 == store.stats().reserved_blocks

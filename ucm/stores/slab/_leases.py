@@ -156,7 +156,7 @@ class SlabWriteLease(WriteLease):
         self._slab.check()
 
     def _end(self) -> None:
-        self._has_ended = True
+        self._has_ended, self.is_owed = True, False
         self._on_end(self)
 
 

@@ -281,6 +281,8 @@ class SlabStore(Store):
             owed = [lease for lease in self._leases if lease.is_owed]
         for lease in owed:
             lease.discard()
+            if lease.is_owed:  # nor would the lock be free for the others
+                break
         batch = slab.index.batch(keys)
         grant = slab.supply.reserve(batch, int(block_bytes), slab.owner_id, uses)
         slots = HostSlots(slab.pool, grant.slots, block_bytes)
