@@ -56,8 +56,8 @@ ARENA = (
         name="claim_of_the_dead_forgotten",
         why="Memory that a process had claimed when it was killed is nobody's for ever.",
         file=_ARENA,
-        find="        with self._arena.lock.held():\n            self.admit_own()\n        wanted",
-        replace="        wanted",
+        find="            with self._arena.lock.held():\n                self.admit_own()\n            seen",
+        replace="            seen",
         killers=(
             f"{_SEVERAL}::test_claim_of_the_dead_is_used_by_the_next_who_needs_it",
         ),
