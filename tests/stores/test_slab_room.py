@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """A slab that would not fit into memory is refused before the kernel kills for it."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.stores.slab_kit import SLOT_BYTES, open_slab
+from ucm.config import StoreConfig
 from ucm.errors import ConfigError
 from ucm.stores.slab import _creation, _populate
 from ucm.stores.slab._fates import fates_nbytes
 from ucm.stores.slab._layout import IndexLayout
-from ucm.stores.slab._room import memory_rooms
+from ucm.stores.slab._look import look
+from ucm.stores.slab._room import memory_rooms, mount_room
+from ucm.testing.store_blocks import make_keys, save
 
 GIB = 1 << 30
 MEMINFO = "MemTotal:  9000000 kB\nMemAvailable:    4194304 kB\n"
@@ -101,6 +105,23 @@ class TestRooms:
         """R-26: what the tables stand for is there."""
         assert memory_rooms(Path("/"))
         assert all(room.left >= 0 and room.what for room in memory_rooms(Path("/")))
+
+    def test_file_system_without_a_limit_has_room(
+        self, tmp_path, memory_path, monkeypatch
+    ):
+        """R-26: a tmpfs of ``size=0``, as podman's ``--shm-size=0`` makes, tells of zeros and is
+        not full; one that is full tells how large it is."""
+        about = list(os.statvfs(tmp_path))
+        about[2:5] = 0, 0, 0  # all blocks, free ones, and those free for everybody
+        told = os.statvfs_result(about)
+        monkeypatch.setattr(os, "statvfs", lambda _: told)
+        monkeypatch.setattr(os, "fstatvfs", lambda _: told)
+        seen = look(StoreConfig(path=str(memory_path), capacity=4 << 20), 4096)
+        assert seen.needed_bytes < min(room.left for room in seen.rooms)
+        with open_slab(memory_path) as store:
+            assert 8 == save(store, make_keys(8))
+        about[2] = 1 << 20
+        assert 0 == mount_room(os.statvfs_result(about)).left
 
 
 class TestStart:

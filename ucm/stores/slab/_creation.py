@@ -34,7 +34,7 @@ from ucm.stores.slab._files import (
     no_access,
 )
 from ucm.stores.slab._layout import IndexLayout
-from ucm.stores.slab._room import Room, memory_rooms
+from ucm.stores.slab._room import Room, memory_rooms, mount_room
 
 __all__ = [
     "SYSTEM",
@@ -145,8 +145,7 @@ def require_room(directory: Directory, nbytes: int) -> None:
 
 def least_room(directory: Directory) -> Room:
     """Return what is shortest: the file system, the machine's memory or a limit."""
-    system = os.fstatvfs(directory.fd)
-    mount = Room(system.f_bavail * system.f_frsize, "the file system")
+    mount = mount_room(os.fstatvfs(directory.fd))
     return min([mount, *memory_rooms(SYSTEM)], key=lambda room: room.left)
 
 

@@ -26,7 +26,7 @@ from ucm.stores.slab._files import (
 )
 from ucm.stores.slab._layout import IndexLayout
 from ucm.stores.slab._memory import MemoryWishes, Mount, may_collapse, mount_of
-from ucm.stores.slab._room import Room, memory_rooms
+from ucm.stores.slab._room import Room, memory_rooms, mount_room
 
 __all__ = ["SlabLook", "look"]
 
@@ -116,8 +116,7 @@ def _place_of(root: Path, system: Path) -> tuple[Mount, tuple[Room, ...]]:
     Raises:
         OSError: It cannot be asked.
     """
-    free = os.statvfs(root if root.is_dir() else root.parent)
-    room = Room(free.f_bavail * free.f_frsize, "the file system")
+    room = mount_room(os.statvfs(root if root.is_dir() else root.parent))
     return mount_of(root, system), (room, *memory_rooms(system))
 
 

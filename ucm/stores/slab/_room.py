@@ -7,12 +7,13 @@ fills it beyond the machine's memory takes others along. So both are asked first
 this reads ``/proc`` and ``/sys`` below a root that a test may choose.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 import attrs
 
-__all__ = ["Room", "memory_rooms"]
+__all__ = ["Room", "memory_rooms", "mount_room"]
 
 _UNLIMITED = 1 << 60  # version 1 says about 2**63 where there is no limit
 
@@ -23,6 +24,12 @@ class Room:
 
     left: int
     what: str
+
+
+def mount_room(about: os.statvfs_result) -> Room:
+    """Return what is left of a file system; a tmpfs without a limit tells of no blocks at all."""
+    left = about.f_bavail * about.f_frsize if about.f_blocks else _UNLIMITED
+    return Room(left, "the file system")
 
 
 def memory_rooms(system: Path) -> list[Room]:
