@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """A host whose system has no room or thread for what a cache can do without."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import ucm
-from tests.cache.kit import KEYSPACE, LAYOUT, keys_of, our_threads
+from tests.cache.kit import (
+    KEYSPACE,
+    LAYOUT,
+    Host,
+    keys_of,
+    leaving_nothing,
+    our_threads,
+)
 from tests.cache.test_opening import pool_of, settings
 from tests.clocks import no_threads
+from ucm.cache.aio import Opening
 from ucm.tracing import STORE_DESCRIBE_FAILED
 
 
@@ -33,3 +42,18 @@ def test_text_that_nobody_can_keep_stops_no_host(tmp_path: Path) -> None:
         for line in file.read_text().splitlines()
     ]
     assert 1 == told.count(STORE_DESCRIBE_FAILED)
+
+
+def test_cache_is_closed_where_there_is_no_thread_to_close_it() -> None:
+    """As behind the end of the main thread, where asyncio lends none: it stayed open."""
+    host = Host()
+
+    async def use() -> None:
+        opening = Opening(host.open_core)
+        cache = await opening.__aenter__()
+        cache.save(keys_of(2), range(2))
+        with no_threads("ucm-aside_0"):
+            await opening.__aexit__(None, None, None)
+
+    with leaving_nothing(host):
+        asyncio.run(use())

@@ -169,7 +169,8 @@ async def to_its_end(call: Callable[[], _T], aside: Executor | None = None) -> _
     """
     Call on a thread, and to its end, however often somebody cancels.
 
-    Who was cancelled is so behind it; what the call returned is lost then.
+    Who was cancelled is so behind it; what the call returned is lost then. Where asyncio
+    gets no thread, as behind the end of the main one, it is made here: all is to be closed.
 
     Args:
         call: What is called.
@@ -180,7 +181,10 @@ async def to_its_end(call: Callable[[], _T], aside: Executor | None = None) -> _
             alone = anyio.CapacityLimiter(1)  # however many the host has under way
             return await anyio.to_thread.run_sync(call, limiter=alone)
         own = None if aside else ThreadPoolExecutor(1, "ucm-aside")
-        called = asyncio.get_running_loop().run_in_executor(aside or own, call)
+        try:
+            called = asyncio.get_running_loop().run_in_executor(aside or own, call)
+        except RuntimeError:  # none is begun: the interpreter ends, or has no more
+            return call()
         cut: BaseException | None = None
         while not called.done():
             try:
