@@ -91,9 +91,7 @@ class Runtime:
             log=log,
             threads=threads,
         )
-        self._log = log
-        self._counters = counters
-        self._affinity = affinity
+        self._log, self._counters, self._affinity = log, counters, affinity
         self._mailbox: Mailbox[Notice] = Mailbox(threads)
         tier = store.capabilities.tier
         self._recorder = Recorder(counters, self._mailbox, log, threads.monotonic, tier)
@@ -325,19 +323,20 @@ class Runtime:
         self._take_in()
         return self._waits.for_ends(timeout)
 
-    def close(self) -> None:
+    def close(self, tell: Callable[[], None] = lambda: None) -> None:
         """
         Drain for the configured time, cancel the rest, and end all threads. Idempotent.
 
         Blocks: not to be called on the loop that ``serve`` runs on.
-        Store and device are closed only if no copy or thread may still use them.
+        Store and device are closed only if no copy or thread may still use them. That may take
+        long, or fail: *tell* is called before, once every ticket has its end.
         """
         with self._closing:  # who comes second waits: nothing runs any more behind it
             if not self._is_over:
-                self._close()
+                self._close(tell)
                 self._is_over = True
 
-    def _close(self) -> None:
+    def _close(self, tell: Callable[[], None]) -> None:
         """Do each step of a close, also one that was begun before and broke off."""
         self._take_in()
         rowwise = self._pipeline.queue.unfinished()
@@ -356,9 +355,10 @@ class Runtime:
         quiet = self._pinning.close(self._timeout.shutdown) and quiet
         quiet = quiet and not self._pipeline.has_quarantined  # it may end after all
         self._settle_open(Reason.CLOSED, OutcomeKind.CANCELLED)
+        tell()
         if quiet:
-            self._device.close()  # first: it may have pinned memory of the store
-            self._store.close()
+            with contextlib.closing(self._store):  # also behind a device that fails
+                self._device.close()  # first: it may have pinned memory of the store
         self._log.info(RUNTIME_CLOSED, abandoned=abandoned, quiet=quiet)
 
     def _bind_copy_thread(self) -> None:
@@ -394,7 +394,6 @@ class Runtime:
             self._recorder.failed(why)
 
     def _settle_open(self, reason: Reason, kind: OutcomeKind) -> None:
-        with contextlib.ExitStack() as ends:
-            # One that raises keeps no other from its end.
+        with contextlib.ExitStack() as ends:  # one that raises keeps none from its end
             for ticket in reversed(list(self._open.values())):
                 ends.callback(ticket.end, Outcome(kind, reason))

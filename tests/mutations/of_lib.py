@@ -175,7 +175,7 @@ LIB = (
         name="closed_in_the_dark",
         why="Whoever waits for what a shutdown has cancelled waits for ever.",
         file=_CORE,
-        find="            self._is_polled = True\n            self._attend()\n",
+        find="        self._is_polled = True\n        self._attend()\n",
         replace="",
         killers=(f"{_CLOSE}::TestClose::test_close_ends_what_it_has_no_time_for",),
     ),

@@ -365,8 +365,8 @@ TRANSPORT = (
         name="closed_beside_a_thread",
         why="The store's memory is unmapped while a thread of ours still uses it.",
         file=_RUNTIME,
-        find="        if quiet:\n            self._device.close()",
-        replace="        if True:\n            self._device.close()",
+        find="        if quiet:\n            with contextlib.closing(self._store):",
+        replace="        if True:\n            with contextlib.closing(self._store):",
         killers=(
             f"{_ASYNC}::TestClose::test_close_under_a_copy_leaves_store_and_device_open",
         ),

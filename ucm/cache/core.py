@@ -87,8 +87,7 @@ class Core(Asking):
     ) -> None:
         self.timeout, self.log = config.timeout, log
         self.new_event, self.now = threads.event, threads.monotonic  # for who waits
-        self._device = device
-        self._digest = keyspace.digest
+        self._device, self._digest = device, keyspace.digest
         self._counters = Counters()
         self._kept = KeptStore(store)
         self._runtime = Runtime(
@@ -133,8 +132,7 @@ class Core(Asking):
         """
         self._is_open = True
         self._questions.start()
-        refusal = self._serving.start(self.timeout.stuck)
-        if refusal is not None:
+        if (refusal := self._serving.start(self.timeout.stuck)) is not None:
             self.close()
             raise refusal
 
@@ -197,14 +195,13 @@ class Core(Asking):
         """
         Drain for ``timeout.shutdown``, end the rest, and let go of all. Idempotent.
 
-        Every ``Pending`` has its end when this returns.
+        Every ``Pending`` has its end before the store is closed, which may take long.
         """
         if self._is_forked:
             return
         with self._closing:
             with self._lock:
-                was_open, self._is_open = self._is_open, False
-                self._is_polled = False
+                was_open, self._is_open, self._is_polled = self._is_open, False, False
             if not was_open:
                 return
             self._take_in()
@@ -214,13 +211,16 @@ class Core(Asking):
                 self._end_here(order.transfer_id, OutcomeKind.CANCELLED, Reason.CLOSED)
             self.fetches.close()
             self._kept.is_asked = not self._questions.close(self.timeout.shutdown)
-            self._runtime.close()
-            self._serving.join(self.timeout.shutdown)
-            self._is_polled = True
-            self._attend()
-            for transfer in self.open_transfers():
-                transfer.give_up()  # a copy may go on; nobody sees its end
-            self._open.clear()
+            self._runtime.close(self._tell_all)
+
+    def _tell_all(self) -> None:
+        """Tell of each end, now that nothing runs; of a copy that goes on nobody sees it."""
+        self._serving.join(self.timeout.shutdown)
+        self._is_polled = True
+        self._attend()
+        for transfer in self.open_transfers():
+            transfer.give_up()
+        self._open.clear()
 
     def leave(self) -> None:
         """Be closed in a forked child, where nothing of ours runs; see ``forked``."""
