@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A store of somebody else's that gives other blocks than it was asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from tests.cache.kit import Host, keys_of, leaving_nothing
+import ucm
+from tests.cache.kit import KEYSPACE, LAYOUT, Host, keys_of, leaving_nothing
+from tests.cache.test_opening import pool_of
 from ucm.blocks import PackedKey
 from ucm.cache.sync import Cache
-from ucm.errors import StoreUnavailableError
+from ucm.errors import StoreFullError, StoreUnavailableError
 from ucm.pipeline.tickets import OutcomeKind
+from ucm.stores.memory import MemoryStore
+from ucm.testing.faults import Fault, FaultPlan, FaultStore, Gate, raising
 
 
 def test_store_that_opens_fewer_blocks_gives_no_hit() -> None:
@@ -68,3 +72,23 @@ def test_store_that_counts_its_slots_anew_stores_nothing_wrong() -> None:
         assert (OutcomeKind.FAILED, 0) == (end.kind, end.leading)
         assert "leased 2 keys" in end.error
         assert 2 == cache.match(keys)
+
+
+@pytest.mark.parametrize(
+    "act", [raising(OSError()), raising(KeyError()), raising(StoreFullError()), Gate()]
+)
+def test_store_that_takes_no_text_is_opened(act: Callable[[], None]) -> None:
+    """What is for people is none of a host's business: any error, and no answer either."""
+    inner = MemoryStore(16, LAYOUT.max_block_bytes)
+    given = {
+        "layout": LAYOUT,
+        "device": pool_of(),
+        "keyspace": KEYSPACE,
+        "store": FaultStore(inner, FaultPlan(Fault("describe", act))),
+    }
+    brief = {"timeout": {"load": 0.05}, "log": {"level": "off"}}
+    with ucm.blocking.open(brief, **given) as cache:
+        assert 0 == cache.match(keys_of(2))
+        if isinstance(act, Gate):
+            act.open()
+        assert cache.save(keys_of(2), range(2)).wait_committed().is_whole

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import attrs
 
-from ucm.blocks import PackedKey
+from ucm.blocks import KeySpace, PackedKey
 from ucm.cache.orders import Orders
 from ucm.cache.pending import Pending
 from ucm.cache.questions import Questions
@@ -68,6 +68,10 @@ class Asking:
             raise ValueError(f"ttl={ttl} is not above 0 and at most {_LONGEST_TTL_S} s")
         place = attrs.evolve(place, began_ns=0)
         return self._touch(keys, group, place, self._now_ns() + int(ttl * 1e9))
+
+    def describe(self, keyspace: KeySpace) -> Pending[None]:
+        """Have the text of a key space kept beside the blocks, for people."""
+        return self._questions.ask(lambda: self._store.describe(keyspace))
 
     def _touch(
         self, keys: Sequence[bytes], group: int, place: Place, now_ns: int

@@ -12,10 +12,11 @@ from ucm.agent.client import AgentClient
 from ucm.agent.joining import check_tiers, open_client
 from ucm.blocks import KeySpace, ShardId
 from ucm.cache.core import Core
+from ucm.cache.waits import late, wait
 from ucm.config import UCMConfig
 from ucm.configuration.sources import Configuration, flat, load
 from ucm.devices.abc import Device
-from ucm.errors import ConfigError, LayoutError, StoreUnavailableError
+from ucm.errors import ConfigError, LayoutError, UCMError
 from ucm.layout import KVLayout
 from ucm.pipeline.save import OwnStages
 from ucm.pipeline.stage import Chain
@@ -119,10 +120,6 @@ def open_core(
             store = open_store(settings.store, block_bytes=nbytes, index_only=False)
             unowned.callback(store.close)
         _check_slots(store, layout)
-        try:
-            store.describe(keyspace)  # for people; best effort
-        except StoreUnavailableError as exc:
-            log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
         client = _client_of(settings, store, log)
         if client is not None:
             unowned.callback(client.close)
@@ -142,6 +139,7 @@ def open_core(
         unowned.pop_all()
         opened.callback(core.close)
         core.open()
+        _describe(core, keyspace, log)
         server = serve_status(
             store.directory, f"cache-{shard}", lambda: _status_of(core), threads
         )
@@ -176,6 +174,15 @@ def _tell_ignored(read: Configuration, log: Log) -> None:
                     "Name the weights by ucm.keyspace_of(weights=...): it is in no key."
                 )
             log.warning(SETTING_IGNORED, key=key, value=values[key], remedy=remedy)
+
+
+def _describe(core: Core, keyspace: KeySpace, log: Log) -> None:
+    """Say beside the blocks what they are, for people; a store that does not take it serves."""
+    answer = core.describe(keyspace)
+    try:
+        wait(core, answer, core.timeout.load, late())
+    except UCMError as exc:
+        log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
 
 
 def _affinity(settings: UCMConfig, device: Device) -> AffinityPlan | None:
