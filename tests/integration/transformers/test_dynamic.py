@@ -365,7 +365,7 @@ class TestMistakes:
             prompts.save(ids, generate(model_of(LLAMA), IDS).past_key_values, mask)
 
     @pytest.mark.parametrize(
-        "case", ["static", "short", "batch", "type", "layers", "empty"]
+        "case", ["static", "short", "batch", "type", "layers", "empty", "cut"]
     )
     def test_cache_of_something_else_is_refused(self, prompts: Any, case: str) -> None:
         """Bytes that are not what their keys say are not stored."""
@@ -382,6 +382,8 @@ class TestMistakes:
             past = DynamicCache([(k.bfloat16(), v.bfloat16()) for k, v, _ in past])
         elif case == "layers":
             past = DynamicCache([(k, v) for k, v, _ in list(past)[1:]])
+        elif case == "cut":  # amid its first pass
+            past.layers[-1] = type(past.layers[-1])()
         else:
             past = DynamicCache(config=model.config)
         with pytest.raises(LayoutError, match="past_key_values"):

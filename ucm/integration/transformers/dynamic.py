@@ -343,9 +343,10 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
             LayoutError: It is no cache of this model over these tokens.
         """
         layers = getattr(cache, "layers", ())
-        if {DynamicLayer} != {type(each) for each in layers if each.is_initialized}:
+        # A pass that broke off, as for want of memory, leaves some layers without any.
+        if {DynamicLayer} != {each.is_initialized and type(each) for each in layers}:
             told = f"past_key_values: {type(cache).__name__} of {layers[:1]}"
-            raise LayoutError(f"{told}: only layers that keep all tokens are stored")
+            raise LayoutError(f"{told}: not all its layers keep all tokens")
         states = [(layer.keys, layer.values) for layer in layers]
         columns, shape = cache.get_seq_length(), self._shape
         wanted = [
