@@ -243,9 +243,9 @@ class Cache:
             place: Where in its prefix they are, and whose.
 
         Raises:
-            BlockInUseError: A save reads one of the blocks, a load writes it, or it is
-                there twice; nothing was begun.
+            BlockInUseError: A block is in use, or there twice; nothing was begun.
             DeviceTimeoutError: A copy does not end: the blocks must not be used again.
+            DeviceError: Else: the device has failed, or the calling thread records a graph.
         """
         self._check_here()
         cancelled = anyio.get_cancelled_exc_class(), KeyboardInterrupt
