@@ -64,6 +64,15 @@ class TestMistakes:
                 gate.open()
         host.check_left()
 
+    async def test_keys_and_blocks_may_be_arrays(self) -> None:
+        """A host that has tables of both gives a part of each to any verb."""
+        host, keys = Host(), np.array(keys_of(4), dtype=object)
+        async with host.cache() as cache:
+            assert (await cache.save(keys, np.arange(4)).committed).is_whole
+            assert 4 == await cache.match(keys)
+            assert (await cache.load(keys, np.arange(8, 12))).is_whole
+        host.check_left()
+
     async def test_block_that_a_save_reads_is_not_written(self) -> None:
         """Bytes of one prompt would be stored under the key of another."""
         gate = Gate()

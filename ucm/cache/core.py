@@ -161,7 +161,7 @@ class Core(Asking):
         asked = self._orders.check(
             Direction.LOAD, keys, blocks, group, place, self._now_ns()
         )
-        if keys:
+        if asked.blocks:
             self.touch(keys, group=group, place=place)
         return self._begin(asked, None, waits=False)
 
