@@ -25,6 +25,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/backends/object.py": 1,  # tells a panic of native code as a wrong setting
     "ucm/backends/wrap.py": 1,  # a backend of others may raise anything, amid those of all tiers
     "ucm/cache/calls.py": 1,  # tells what a host's own call raised
+    "ucm/cache/host_loop.py": 1,  # hands an error to whoever awaits the call
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
     "ucm/errors.py": 1,  # a host's error may not be able to say what it is
     "ucm/devices/_staged.py": 1,  # a fence that fails, where parts are under way

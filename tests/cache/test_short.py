@@ -17,6 +17,7 @@ from tests.cache.kit import (
 from tests.cache.test_opening import pool_of, settings
 from tests.clocks import no_threads
 from ucm.cache.aio import Opening
+from ucm.cache.host_loop import Lanes
 from ucm.tracing import STORE_DESCRIBE_FAILED
 
 
@@ -57,3 +58,18 @@ def test_cache_is_closed_where_there_is_no_thread_to_close_it() -> None:
 
     with leaving_nothing(host):
         asyncio.run(use())
+
+
+def test_call_that_gets_no_thread_is_made_once() -> None:
+    """It stands in the line of the threads already: the next one that started made it again."""
+    made: list[str] = []
+
+    async def use() -> None:
+        lanes = Lanes(1)
+        with no_threads("ucm-lanes_0"):
+            await lanes.call(lambda: made.append("save"))
+        await lanes.call(lambda: made.append("restore"))
+        lanes.close()
+
+    asyncio.run(use())
+    assert ["save", "restore"] == made

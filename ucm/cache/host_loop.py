@@ -8,9 +8,10 @@ Threading: made, waited on and closed on the loop; what ends a ``Pending`` may b
 import asyncio
 import contextlib
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -180,19 +181,29 @@ async def to_its_end(call: Callable[[], _T], aside: Executor | None = None) -> _
         if _running_trio() is not None:
             alone = anyio.CapacityLimiter(1)  # however many the host has under way
             return await anyio.to_thread.run_sync(call, limiter=alone)
-        own = None if aside else ThreadPoolExecutor(1, "ucm-aside")
+        threads = aside or ThreadPoolExecutor(1, "ucm-aside")
+        told, is_taken = Future[_T](), threading.Lock()
+
+        def make() -> None:
+            if is_taken.acquire(blocking=False):
+                try:
+                    told.set_result(call())
+                except BaseException as exc:  # noqa: BLE001 - handed to who awaits it
+                    told.set_exception(exc)
+
         try:
-            called = asyncio.get_running_loop().run_in_executor(aside or own, call)
-        except RuntimeError:  # none is begun: the interpreter ends, or has no more
-            return call()
+            threads.submit(make)
+        except RuntimeError:  # the interpreter ends, or has no more
+            make()  # which may stand in line all the same
+        called = asyncio.wrap_future(told)
         cut: BaseException | None = None
         while not called.done():
             try:
                 await asyncio.wait([called])
             except asyncio.CancelledError as exc:  # of a task, which minds no scope
                 cut = exc
-        if own is not None:
-            own.shutdown()  # at once: it is idle
+        if aside is None:
+            threads.shutdown()  # at once: it is idle
     if cut is not None and called.exception() is None:
         raise cut
     return called.result()
