@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A backend with bugs, behind deadlines that tell of them."""
+
+import asyncio
+
+import pytest
+
+from tests.clocks import leaping
+from ucm.backends.memory import MemoryBackend, Shelf
+from ucm.backends.wrap import DeadlineBackend
+
+
+class Buggy(MemoryBackend):
+    """Raises something the first two times that somebody attends to it."""
+
+    num_attended = 0
+
+    async def attend(self):
+        """Fail, or be done."""
+        self.num_attended += 1
+        if self.num_attended < 3:
+            raise KeyError(self.num_attended)
+
+
+@leaping
+async def test_backend_whose_attending_raises_is_attended_to_again():
+    """What was away then was looked for no more, for as long as the agent lived."""
+    inner, told = Buggy(Shelf(1)), []
+    await DeadlineBackend(inner, 2.0, told.append).attend()
+    assert ["KeyError(1)", "KeyError(2)"] == list(map(repr, told))
+    assert 4.0 == pytest.approx(asyncio.get_running_loop().time())
+    with pytest.raises(KeyError):  # nobody is told of it
+        await DeadlineBackend(Buggy(Shelf(1)), 2.0).attend()
