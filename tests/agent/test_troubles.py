@@ -42,6 +42,18 @@ def test_trouble_is_told_at_once_and_then_once_a_minute() -> None:
     assert [*expected, (1, "redis", FULL, 7)] == log.lines
 
 
+def test_what_a_call_raised_is_told_once_of_each_kind() -> None:
+    """R-62: and of no secret: a word that is in the log is everybody's."""
+    log = Log()
+    troubles = Troubles(log, lambda: 0.0)
+    for tier, exc in [(0, KeyError(1)), (0, KeyError(2)), (1, KeyError("a://b:c@d"))]:
+        troubles.tell_bug(tier, MEDIA[tier], exc)
+    assert [
+        (0, "disk", Reason.ERROR, "KeyError(1)"),
+        (1, "redis", Reason.ERROR, "KeyError('a://***@d')"),
+    ] == log.lines
+
+
 def test_what_a_tier_damages_or_does_not_take_is_counted_by_its_number(
     tmp_path,
 ) -> None:

@@ -6,8 +6,10 @@ import asyncio
 import pytest
 
 from tests.clocks import leaping
+from ucm.backends.abc import Presence
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.backends.wrap import DeadlineBackend
+from ucm.testing.store_blocks import make_keys
 
 
 class Buggy(MemoryBackend):
@@ -31,3 +33,31 @@ async def test_backend_whose_attending_raises_is_attended_to_again():
     assert 4.0 == pytest.approx(asyncio.get_running_loop().time())
     with pytest.raises(KeyError):  # nobody is told of it
         await DeadlineBackend(Buggy(Shelf(1)), 2.0).attend()
+
+
+class SpeechlessError(Exception):
+    """Cannot say what it is."""
+
+    def __repr__(self):
+        """Fail as well."""
+        raise KeyError
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (SpeechlessError(), "SpeechlessError"),
+        (OSError("at redis://me:word@there"), "OSError('at redis://***@there')"),
+    ],
+)
+@leaping
+async def test_what_a_call_raised_is_told_without_secrets(error, told):
+    """A word that is in the log is everybody's; an error without one ended the agent."""
+
+    class Wrong(MemoryBackend):
+        async def exists(self, keys):
+            raise error
+
+    backend = DeadlineBackend(Wrong(Shelf(1)), 2.0, lambda _: None)
+    assert [Presence.UNKNOWN] == await backend.exists(make_keys(1))
+    assert told == backend.trouble

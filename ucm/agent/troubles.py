@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ucm.backends.abc import Backend
+from ucm.errors import masked, text_of
 from ucm.reasons import Reason
 from ucm.tracing import TIER_ANSWERS, TIER_FAILED, TIER_SILENT, Log
 
@@ -54,7 +55,7 @@ class Troubles:
         if (bug := (tier, type(exc))) not in self._bugs:
             self._bugs.add(bug)
             told = {"tier": tier, "medium": medium, "reason": Reason.ERROR}
-            self._log.warning(TIER_FAILED, **told, error=repr(exc))
+            self._log.warning(TIER_FAILED, **told, error=masked(text_of(exc)))
 
 
 class ServerTroubles:

@@ -27,6 +27,7 @@ from ucm.backends.abc import (
     Verdict,
 )
 from ucm.blocks import PackedKey
+from ucm.errors import masked, text_of
 
 __all__ = ["BreakerBackend", "DeadlineBackend", "WrapperBackend"]
 
@@ -241,7 +242,7 @@ class DeadlineBackend(_GuardedBackend):
         except Exception as exc:  # a backend of others may raise anything
             if self._tell_bug is None:
                 raise
-            self._bug = repr(exc)
+            self._bug = str(masked(text_of(exc)))
             self._tell_bug(exc)
 
 
