@@ -29,9 +29,19 @@ class TestWeightsDigest:
         shutil.copytree(model, copy, copy_function=shutil.copyfile)
         assert weights_digest(model) == weights_digest(copy)
 
-    def test_header_that_is_no_text_is_none(self, model):
+    @pytest.mark.parametrize(
+        "header",
+        [
+            b'{"\xff": 0}',
+            b'{"a": {"data_offsets": 5}}',
+            b'{"a": {"data_offsets": [-99999, -99999]}}',
+            b'{"a": {"data_offsets": [0, 99999999999999999999]}}',
+            b'{"a": {"x": %b}}' % (b"[" * 9999 + b"]" * 9999),
+        ],
+        ids=["text", "number", "before", "far", "deep"],
+    )
+    def test_header_of_something_else_is_none(self, model, header):
         """The file counts as others that are no safetensors do; the engine's start failed."""
-        header = b'{"\xff": 0}'
         text = len(header).to_bytes(8, "little") + header
         before = weights_digest(model)
         (model / "odd.safetensors").write_bytes(text)

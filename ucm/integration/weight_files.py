@@ -10,7 +10,7 @@ be promised, and the operator has to name the revision.
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,7 @@ __all__ = ["config_digest", "is_changed_since", "weights_digest", "weights_name"
 
 _SAMPLE_BYTES = 4096
 _MAX_HEADER_BYTES = 100 << 20
-_HEADER_DECODER = msgspec.json.Decoder(dict[str, dict[str, Any]])
+_Place: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 _CONFIG_SUFFIXES = (".json", ".py")
 _TEXT_ONLY = (
@@ -54,6 +54,15 @@ _LOCAL_FORMATS = _SAME_FILES | {
     "sharded_state",
     "runai_streamer_sharded",
 }
+
+
+class _Tensor(msgspec.Struct):
+    """What a header says of one; or what it has beside them."""
+
+    data_offsets: tuple[_Place, _Place] = (0, 0)
+
+
+_HEADER_DECODER = msgspec.json.Decoder(dict[str, _Tensor])
 
 
 def weights_digest(model_dir: Path) -> str:
@@ -210,11 +219,11 @@ def _sample_tensors(digest: "hashlib._Hash", file: BinaryIO) -> bool:
     header = file.read(length)
     try:
         tensors = _HEADER_DECODER.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
     digest.update(header)
     for name in sorted(tensors):
-        start, stop = tensors[name].get("data_offsets", (0, 0))
+        start, stop = tensors[name].data_offsets
         for at in (start, (start + stop) // 2, stop - _SAMPLE_BYTES):
             file.seek(8 + length + max(start, at))
             digest.update(file.read(_SAMPLE_BYTES))
