@@ -3,6 +3,7 @@
 
 import asyncio
 
+import anyio
 import pytest
 
 from tests.clocks import leaping
@@ -61,3 +62,16 @@ async def test_what_a_call_raised_is_told_without_secrets(error, told):
     backend = DeadlineBackend(Wrong(Shelf(1)), 2.0, lambda _: None)
     assert [Presence.UNKNOWN] == await backend.exists(make_keys(1))
     assert told == backend.trouble
+
+
+@leaping
+async def test_call_that_is_late_behind_a_bug_is_no_bug():
+    """A server that hangs was told to have what a call before it had raised."""
+    inner, told = MemoryBackend(Shelf(1)), []
+    backend = DeadlineBackend(inner, 2.0, told.append)
+    inner.delete = lambda keys: None  # which nobody can await
+    await backend.delete(make_keys(1))
+    assert repr(told[0]) == backend.trouble
+    inner.delete = lambda keys: anyio.sleep_forever()
+    await backend.delete(make_keys(1))
+    assert ("", 1) == (backend.trouble, backend.num_late)
