@@ -165,4 +165,14 @@ INTERRUPTS = (
             "tests/cache/test_close.py::TestTold::test_two_who_close_at_once_tell_everybody",
         ),
     ),
+    Mutant(
+        name="call_without_a_thread_is_made_again",
+        why="What a host saved is saved once more, by the next thread that starts.",
+        file="ucm/cache/host_loop.py",
+        find="            if is_taken.acquire(blocking=False):\n",
+        replace="            if True:\n",
+        killers=(
+            "tests/cache/test_short.py::test_call_that_gets_no_thread_is_made_once",
+        ),
+    ),
 )

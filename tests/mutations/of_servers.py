@@ -316,4 +316,14 @@ SERVERS = (
         replace="        except KeyError as exc:\n",
         killers=(f"{_READ}::test_connection_without_a_thread_is_none",),
     ),
+    Mutant(
+        name="attending_that_raised_is_over",
+        why="A server that is away is looked for no more.",
+        file=_WRAP,
+        find="        while not is_over:\n",
+        replace="        if not is_over:\n",
+        killers=(
+            "tests/backends/test_wrap_bugs.py::test_backend_whose_attending_raises_is_attended_to_again",
+        ),
+    ),
 )
