@@ -110,8 +110,8 @@ STORY = (
         name="story_next_life_begins_early",
         why="A look-up of one life is told of the next one, which had not begun.",
         file=_LIVES,
-        find="in ((0.0, False), (_SKEW_S, False), (_SKEW_S, True)):",
-        replace="in ((_SKEW_S, False), (_SKEW_S, True)):",
+        find="for skew_s in (0.0, _SKEW_S):",
+        replace="for skew_s in (_SKEW_S,):",
         killers=(
             f"{_LIFE_TESTS}::TestJoin::test_an_id_that_comes_again_at_once_is_told_apart",
         ),

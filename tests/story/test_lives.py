@@ -48,6 +48,26 @@ class TestJoin:
         assert (0, 0) == (len(first.missed), len(first.tickets))
         assert (1, 1) == (len(second.missed), len(second.tickets))
 
+    def test_what_runs_on_is_not_told_of_what_has_ended(self):
+        """A request hangs whose id had been there an hour before: it was told to have ended then."""
+        first, second = lives(
+            ended("r1", 0.0, 1.0),
+            missed("r1", 3600.0),
+            settled("r1", 1, 3600.1, 3600.2),
+        )
+        assert (0, 0) == (len(first.missed), len(first.tickets))
+        assert ("open", 1, 1) == (
+            second.outcome,
+            len(second.missed),
+            len(second.tickets),
+        )
+
+    def test_a_ticket_of_a_clock_that_differs_is_not_lost(self):
+        """A worker on another machine may be a minute late, or early."""
+        for late in (-60.0, 60.0):
+            (life,) = lives(ended("r1"), settled("r1", 1, late, late + 0.1))
+            assert [1] == [ticket.number for ticket in life.tickets]
+
     def test_an_id_that_comes_again_at_once_is_told_apart(self):
         """A script counts its requests from nought each time; a look-up went to the next one."""
         first, second = lives(

@@ -11,7 +11,7 @@ on: what a scheduler told goes to what it said has ended.
 """
 
 import bisect
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -99,10 +99,10 @@ class Life:
 
 def lives_of(collected: Collected) -> list[Life]:
     """Return all lives in the order in which they began."""
-    known: dict[str, _Known] = {}
+    known: dict[tuple[str, str], _Known] = defaultdict(_Known)
     for ended in collected.ended.lines():
         life = Life(ended.request_id, ended.life, ended.process, ended)
-        known.setdefault(ended.request_id, _Known()).add(life, ended.when_s)
+        _add(known, life, ended.when_s)
     for missed in collected.missed.lines():
         life = _of(known, missed, missed.request_id, missed.life, by=missed.process)
         life.missed.append(missed)
@@ -112,22 +112,21 @@ def lives_of(collected: Collected) -> list[Life]:
     for ticket in collected.settled.lines():
         for owner in ticket.owners:
             _of(known, ticket, owner).tickets.append(ticket)
-    found = [life for candidates in known.values() for life in candidates.lives]
+    found = [life for (_, by), some in known.items() if not by for life in some.lives]
     return sorted(found, key=lambda life: life.begin_s)
 
 
 @attrs.define
 class _Known:
-    """Lives of one request in the order in which they began, and when that was."""
+    """Lives of a request in the order in which they began, and when that was."""
 
     lives: list[Life] = attrs.Factory(list)
     begins: list[float] = attrs.Factory(list)
 
-    def add(self, life: Life, begin_s: float) -> Life:
+    def add(self, life: Life, begin_s: float) -> None:
         at = bisect.bisect_right(self.begins, begin_s)
         self.lives.insert(at, life)
         self.begins.insert(at, begin_s)
-        return life
 
     def begun_by(self, when_s: float) -> Iterator[Life]:
         """Yield some that had begun by then, the last one first."""
@@ -135,8 +134,14 @@ class _Known:
         return reversed(self.lives[max(0, begun - _LOOKED_AT) : begun])
 
 
+def _add(known: dict[tuple[str, str], _Known], life: Life, begin_s: float) -> Life:
+    for by in {life.process, ""}:
+        known[life.request_id, by].add(life, begin_s)
+    return life
+
+
 def _of(
-    known: dict[str, _Known],
+    known: dict[tuple[str, str], _Known],
     line: Line,
     request_id: str,
     number: int = 0,
@@ -146,19 +151,17 @@ def _of(
     Return whose a line is; a life whose end nobody has told of if there is none.
 
     Args:
-        known: By their requests.
+        known: By their requests and schedulers; those of all schedulers by none as well.
         line: What was told.
         request_id: Of which request.
         number: How often that had been given blocks, if it is said.
         by: The scheduler that told; empty: a worker, and whose it is no line says.
     """
-    candidates = known.setdefault(request_id, _Known())
-    for skew_s, ignores_ends in ((0.0, False), (_SKEW_S, False), (_SKEW_S, True)):
+    candidates = known[request_id, by]
+    for skew_s in (0.0, _SKEW_S):
         for life in candidates.begun_by(line.when_s + skew_s):
-            is_over = life.ended is not None and life.end_s + skew_s < line.when_s
-            if by in ("", life.process) and (ignores_ends or not is_over):
+            if life.ended is None or life.end_s + skew_s >= line.when_s:
                 return life
-    for life in candidates.lives:  # the clocks differ
-        if by in ("", life.process):
-            return life
-    return candidates.add(Life(request_id, number, by), line.when_s)
+    if by or not candidates.lives:  # a scheduler's lines have one clock
+        return _add(known, Life(request_id, number, by), line.when_s)
+    return next(candidates.begun_by(line.when_s + _SKEW_S), candidates.lives[0])
