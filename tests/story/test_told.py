@@ -121,9 +121,18 @@ class TestSummary:
         ) == told
 
     def test_what_never_ran_was_not_computed(self):
-        """Its client went away while it waited for its turn: all of its prompt was told as computed."""
-        (told,) = summary_of(life_of(ended(outcome="aborted", life=0, loaded_tokens=0)))
-        assert "100 prompt tokens: none was computed, it never had blocks." == told
+        """Its client went away while it waited for its turn, or for a load: all of its prompt was
+        told as computed."""
+        for said in ({"life": 0}, {"life": 1, "matched_tokens": 64}):
+            gone = ended(outcome="aborted", loaded_tokens=0, **said)
+            told, *_ = summary_of(life_of(gone))
+            assert told.endswith("none was computed, its client went away before.")
+
+    def test_what_ran_was_computed(self):
+        """Its client went away behind a load that failed, or as it was computed."""
+        for said in ({}, {"matched_tokens": 64, "load_failure": "corrupt"}):
+            gone = ended(outcome="aborted", loaded_tokens=0, **said)
+            assert "100 computed" in summary_of(life_of(gone))[0]
 
     def test_an_end_that_no_line_tells_is_not_made_up(self):
         """It still runs, or its engine died; nobody knows."""

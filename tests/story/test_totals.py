@@ -47,9 +47,10 @@ class TestTotals:
         """X-10: of clients that went away while they waited nothing was loaded or computed; they
         made each hit ratio less."""
         gone = ended("r2", loaded_tokens=0, life=0, outcome="aborted")
-        told = totals(ended(), gone).to_dict()
+        amid = gone | {"request_id": "r3", "life": 1, "matched_tokens": 64}
+        told = totals(ended(), gone, amid).to_dict()
         assert 0.64 == told["hit_ratio"]["ratio"]
-        assert 200 == told["tokens"]["prompt"]
+        assert 300 == told["tokens"]["prompt"]
 
     def test_bytes_are_those_that_arrived(self):
         """Of a ticket that was half committed half of the bytes count."""

@@ -108,8 +108,9 @@ class Ended(Line, kw_only=True):
 
     @property
     def never_ran(self) -> bool:
-        """Whether its client went away before it had blocks: nothing of it was computed."""
-        return self.outcome == "aborted" and not self.life
+        """Whether its client went away before it had blocks, or amid its first load: nothing of it was computed."""
+        waits = self.matched_tokens > self.loaded_tokens and not self.load_failure
+        return self.outcome == "aborted" and self.life <= waits
 
 
 class Missed(Line, kw_only=True):

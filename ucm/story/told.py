@@ -77,7 +77,9 @@ def _shares_of(ended: Ended) -> str:
     prompt, own = ended.prompt_tokens, ended.computed_tokens
     loaded = ended.loaded_tokens
     if ended.never_ran:
-        return f"{prompt} prompt tokens: none was computed, it never had blocks."
+        return (
+            f"{prompt} prompt tokens: none was computed, its client went away before."
+        )
     if ended.preemptions:
         return (
             f"{prompt} prompt tokens: {own} in the engine's own cache at first; "
