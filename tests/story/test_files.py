@@ -38,6 +38,16 @@ class TestFind:
         assert ["w-1"] * 2 == [file.process for file in found]
         assert 1 == sum(file.is_packed for file in found)
 
+    def test_files_with_dates_come_in_the_order_in_which_they_were_written(
+        self, tmp_path
+    ):
+        """Nothing counts them: they came as the directory had them, the present one amid them."""
+        names = [f"ucm-w-1.jsonl-202611{day:02}" for day in range(1, 31)]
+        names.append("ucm-w-1.jsonl")
+        for when_s, name in enumerate(names):
+            os.utime(write(tmp_path / name, ended()), (when_s, when_s))
+        assert names == [file.path.name for file in find_logs(tmp_path)]
+
     def test_who_wrote_a_line_is_said_by_its_file(self, tmp_path):
         """Two workers of two engines have one role; their process ids differ."""
         write(tmp_path / "ucm-worker-0-17.jsonl", settled())

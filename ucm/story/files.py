@@ -109,7 +109,7 @@ def find_logs(path: Path) -> list[LogFile]:
         for entry in entries:
             if match := _NAME.fullmatch(entry.name):
                 found.extend(_found(Path(entry.path), match))
-    found.sort(key=lambda file: (file.process, -file.age))
+    found.sort(key=lambda file: (file.process, -file.age, file.written_s))
     return found or _none(path)
 
 
