@@ -38,6 +38,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/pipeline/runner.py": 4,  # ends a ticket with its stage's error: thread, loop
     "ucm/pipeline/stage.py": 1,  # tells what would end the thread, of a host's own stage
     "ucm/pipeline/workers.py": 1,  # what gives slots back must not end its thread
+    "ucm/line_writer.py": 1,  # the host's own standard error may raise anything
     "ucm/registry.py": 1,  # tells what a plug-in raises as it is imported
     "ucm/scheduler/misses.py": 1,  # as the next one
     "ucm/stores/bypass.py": 2,  # a store of others may raise anything, in the engine's thread

@@ -35,6 +35,13 @@ PER_REQUEST = [
 LATER = "store.bypassed"
 
 
+class Silent:
+    """Has every method, and each returns nothing."""
+
+    def __getattr__(self, name):
+        return lambda *told: None
+
+
 @pytest.fixture
 def full_pipe():
     """Return both ends of a pipe into which not one byte more can be written."""
@@ -287,6 +294,32 @@ class TestStandardError:
         close_log(log)
         (line,) = lines
         assert RUNTIME_FAILED == json.loads(line)["event"]
+        assert 0 == num_dropped(log)
+
+    @pytest.mark.parametrize("error", [RuntimeError, AttributeError, RecursionError])
+    def test_lines_that_a_host_s_own_standard_error_refuses_are_counted(
+        self, monkeypatch, opened, error
+    ):
+        """What else than a file's errors it raised ended the log's thread: all lines behind it
+        were lost, and none counted."""
+
+        def refuse(text: str) -> None:
+            raise error(text)
+
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(write=refuse))
+        log = opened(LogConfig())
+        log.error(RUNTIME_FAILED)
+        close_log(log)
+        assert 1 == num_dropped(log)
+
+    def test_standard_error_that_answers_all_with_nothing_refuses_no_log(
+        self, monkeypatch, opened
+    ):
+        """Who silences a library may put such an object there: it was asked for its descriptor."""
+        monkeypatch.setattr("sys.stderr", Silent())
+        log = opened(LogConfig())
+        log.error(RUNTIME_FAILED)
+        close_log(log)
         assert 0 == num_dropped(log)
 
     def test_process_without_standard_error_logs_nowhere(self, monkeypatch, opened):

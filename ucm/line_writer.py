@@ -91,12 +91,12 @@ class TextSink:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write, or lose what a stream that is closed or full does not take."""
+        """Write, or lose what the stream does not take: it is closed, full, or raises anything else."""
         try:
             self._stream.write(text)
             if hasattr(self._stream, "flush"):
                 self._stream.flush()
-        except (OSError, ValueError):
+        except Exception:  # noqa: BLE001 - an object of others, on the log's thread
             return text.count("\n")
         return 0
 

@@ -298,6 +298,6 @@ def _standard_error() -> Sink:
         descriptor = sys.stderr.fileno()
         is_ours = descriptor != _STDERR
         descriptor = os.dup(descriptor) if is_ours else descriptor
-    except (AttributeError, OSError, ValueError):  # it has none
+    except (AttributeError, OSError, TypeError, ValueError):  # it has none
         return TextSink(sys.stderr)
     return DescriptorSink(descriptor, is_ours=is_ours)
