@@ -120,7 +120,10 @@ KEYS: Final[Mapping[str, tuple[str, str]]] = {
     "media": ("words", "Of the tiers, in the order in which they are asked."),
     "medium": ("word", "Of a tier."),
     "tier": ("number", "Which of `tiers`, from 0."),
-    "server": ("name", "Of one of a tier's servers, such as `10.0.0.1:6379`."),
+    "server": (
+        "name",
+        "Of one of a tier's servers, such as `10.0.0.1:6379`; of one of several drives its directory.",
+    ),
     "pid": ("number", "Of the process."),
     "lines": ("lines", "That could not be written in time."),
     "totals": ("object", "By metric and labels: the increase since the last summary."),

@@ -140,7 +140,7 @@ agent.refused: warning, agent, change
     > error
 tier.silent: warning, agent, change
     A tier did not answer, and is not asked for a while; with a direction, it took nothing; with a
-    server, that one of its servers. Of a tier redis or object the error says why, such as a certificate that is over.
+    server, that one of its servers or drives. Of a tier redis or object the error says why, such as a certificate that is over.
     > tier medium seconds direction server error
 tier.answers: info, agent, change
     It answers again; with a direction, it takes blocks; with a server, that one does, or
