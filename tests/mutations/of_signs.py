@@ -218,8 +218,8 @@ SIGNS = (
         name="miss_of_another_engine",
         why="R-71: a request that one engine computed and another loaded is said to have missed in the second.",
         file="ucm/story/lives.py",
-        find='if by in ("", life.process) and (ignores_ends or not is_over):',
-        replace="if ignores_ends or not is_over:",
+        find="candidates = known[request_id, by]",
+        replace='candidates = known[request_id, ""]',
         killers=(
             "tests/story/test_lives.py::TestJoin::test_a_miss_is_of_the_engine_that_told_of_it",
         ),

@@ -72,8 +72,8 @@ STORY = (
         name="story_newest_first",
         why="Rotated files are read backwards; what was left out is the newest.",
         file=_FILES,
-        find="(file.process, -file.age)",
-        replace="(file.process, file.age)",
+        find="(file.process, -file.age, ",
+        replace="(file.process, file.age, ",
         killers=(
             f"{_FILE_TESTS}::TestFind::test_rotated_files_come_before_the_newest_of_their_process",
         ),
@@ -104,6 +104,16 @@ STORY = (
         replace="reversed(self.lives[-_LOOKED_AT:])",
         killers=(
             f"{_LIFE_TESTS}::TestJoin::test_a_ticket_goes_to_the_life_that_had_begun",
+        ),
+    ),
+    Mutant(
+        name="story_what_runs_on_has_ended",
+        why="Who looks for a request that hangs is told of the one before with its id, as well.",
+        file=_LIVES,
+        find="if by or not candidates.lives:",
+        replace="if not candidates.lives:",
+        killers=(
+            f"{_LIFE_TESTS}::TestJoin::test_what_runs_on_is_not_told_of_what_has_ended",
         ),
     ),
     Mutant(
