@@ -106,7 +106,7 @@ STATES = (
         name="copy_not_fenced",
         why="The engine copies onto a block that a save still reads.",
         file="ucm/scheduler/holds.py",
-        find="torn = self.readers_of(overwritten)",
+        find="torn = self.readers_of(facts.overwritten)",
         replace="torn = self.readers_of(())",
         killers=(f"{_FENCES}::test_block_that_a_step_overwrites_is_fenced",),
     ),

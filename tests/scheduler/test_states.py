@@ -142,7 +142,7 @@ class TestOffers:
         assert 0 == adapter.totals.dropped_blocks
 
     @pytest.mark.parametrize(
-        "who", ["nobody", "itself", "who goes on", "another", "load"]
+        "who", ["nobody", "itself", "who goes on", "another", "load", "copy"]
     )
     def test_state_whose_block_the_step_gives_away_is_lost(self, who: str) -> None:
         """Beside drafts in flight vLLM 0.32 offers states and takes their blocks back before it
@@ -164,6 +164,7 @@ class TestOffers:
             StepFacts(
                 scheduled=(request, other) if who == "another" else (request,),
                 allocated=[9] if who in {"itself", "who goes on"} else [],
+                overwritten=frozenset([9] if who == "copy" else ()),
             )
         )
         expected = [9] if who == "nobody" else None

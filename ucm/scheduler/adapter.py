@@ -31,6 +31,7 @@ What must hold:
 
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 
 from ucm.blocks import GroupId, ShardId
 from ucm.errors import LayoutError
@@ -269,7 +270,7 @@ class SchedulerAdapter:
         self._touches.mark(step, at_once=facts.is_idle)
         # Before the saves: these read what this step writes, after it was written.
         readers = self._ledger.readers_in(facts, layout, loads)
-        self._selector.writes = facts, loads
+        self._selector.written = cache(partial(facts.written_blocks, layout, loads))
         select = self._selector.orders if self._saves_now else self._selector.nothing
         saves = select(facts, lives, step)
         if self.foreign.bad:

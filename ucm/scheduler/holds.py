@@ -192,8 +192,7 @@ class HoldLedger:
         if not self._holds:
             return _NOBODY
         written = facts.written_blocks(layout, loads)
-        overwritten = facts.overwritten
-        torn = self.readers_of(overwritten)
+        torn = self.readers_of(facts.overwritten)
         fenced = self.readers_of(written) - torn
         if not (fenced or torn):
             return _NOBODY
@@ -204,7 +203,7 @@ class HoldLedger:
                 positions = tuple(
                     at
                     for at, block_id in enumerate(hold.block_ids)
-                    if block_id in written or block_id in overwritten
+                    if block_id in written
                 )
                 if len(positions) < len(hold.block_ids):
                     lost[transfer_id] = positions

@@ -203,9 +203,9 @@ class StepFacts:
     def written_blocks(
         self, layout: KVLayout, loads: Iterable[SpanOrder] = ()
     ) -> set[int]:
-        """Return the blocks that loads, ours or others', and the forward pass for new owners write."""
+        """Return what loads, ours or others', the engine by itself, and the forward pass for new owners write."""
         written = {block_id for order in loads for block_id in order.block_ids}
-        written.update(self.allocated)
+        written.update(self.allocated, self.overwritten)
         for request in self.scheduled:
             own = min(request.computed_tokens, request.own_tokens)
             for at, group in enumerate(layout.groups if request.new_block_ids else ()):

@@ -12,7 +12,7 @@ All that a step saves of one group goes into as few tickets as hold it, whosever
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from ucm.blocks import GroupId
 from ucm.layout import GroupKind, GroupLayout, KVLayout
@@ -85,8 +85,8 @@ class SaveSelector:
         self._endings = Endings(limits.seconds)
         self._company = Company(limits.company, limits.company_seconds)
         self._draft = Draft(0)
-        self.writes: tuple[StepFacts, Iterable[SpanOrder]] = StepFacts(), ()
-        """The facts of the step, and our own loads in it."""
+        self.written: Callable[[], Collection[int]] = tuple
+        """Returns the blocks that the step writes, some of which may have had a state."""
         self._goes = True
         """Whether this plan takes whatever there is."""
         self.dropped_blocks = 0
@@ -385,12 +385,11 @@ class SaveSelector:
         Return whether the block of an offered state has it behind the step.
 
         vLLM 0.32 offers states as an output says that drafts were accepted, and takes back those
-        that these went past as it plans: whoever needs a block may have been given it.
+        that these went past as it plans: whoever needs a block, or a copy, may have been given it.
         """
         if run.block_ids[0] in request.tables[at][run.start : run.start + 1]:
             return True
-        facts, loads = self.writes
-        return run.block_ids[0] not in facts.written_blocks(self._layout, loads)
+        return run.block_ids[0] not in self.written()
 
     def _stored(self, group: GroupLayout, hashes: Sequence[bytes]) -> list[bool]:
         return self._matcher.stored(group, hashes, self._transfers.denied)
