@@ -5,7 +5,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.scheduler.model import HASHES, ONE_FULL, SetIndex, make_adapter
+from tests.scheduler.model import (
+    HASHES,
+    ONE_FULL,
+    SetIndex,
+    facts,
+    make_adapter,
+    scheduled,
+)
 from ucm.blocks import Owner
 from ucm.scheduler.messages import SpanOrder, TransferKind
 from ucm.scheduler.records import Record, Records, SaveEnd
@@ -193,3 +200,22 @@ class TestLoads:
             record.loaded_tokens,
             record.load_s,
         )
+
+    def test_who_is_preempted_amid_a_load_waits_no_more(self) -> None:
+        """Where requests do not park, one may lose its blocks before its load's end is told: the
+        time up to its own end, in which it computed all anew, counted as waiting."""
+        adapter = make_adapter(ONE_FULL, SetIndex(), parks=False)
+        adapter.tick(10.0)
+        adapter.blocks_allocated(
+            "r", [[1, 2]], HASHES[:2], computed_tokens=0, external_tokens=8
+        )
+        adapter.plan_step(
+            facts(scheduled("r", HASHES[:2], [[1, 2, 3]], 8, 1, is_new=True))
+        )
+        adapter.tick(12.0)
+        adapter.plan_step(StepFacts(preempted={"r": 9}))
+        adapter.plan_step(facts(scheduled("r", [], [[4, 5, 6]], 0, 9, is_new=True)))
+        adapter.tick(70.0)
+        adapter.request_finished("r")
+        (record,) = adapter.records.take()
+        assert (1, 2.0) == (record.preemptions, record.load_s)

@@ -310,12 +310,12 @@ class Lives:
         self.due.pop(request_id, None)
         if (life := self._lives.pop(request_id, None)) is not None:
             life.is_over = True
+            life.record.load_over(self._clock.now)  # amid it a client may go away
         return life
 
     def finish(self, request_id: str) -> Life | None:
         """End and return a life; unless its own load parked it, it goes on to hear of loads."""
         if (life := self.end(request_id)) is not None:
-            life.record.load_over(self._clock.now)  # a client may go away amid it
             waits = not life.was_scheduled or (self._parks and life.loading[0])
             life.may_save &= not (life.loads and waits) and life.good_tokens == NO_LIMIT
             self._finished += [life] if life.loads and life.may_save else []
