@@ -123,8 +123,8 @@ SCHED = (
         name="allocated_blocks_not_told",
         why="A running request overwrites a block that a save still reads.",
         file=_REQUESTS,
-        find="        written.update(self.allocated)\n",
-        replace="",
+        find="written.update(self.allocated, self.overwritten)",
+        replace="written.update(self.overwritten)",
         killers=(
             f"{_SHARED}::test_positions_are_told_only_of_blocks_that_others_can_keep",
         ),
@@ -142,7 +142,7 @@ SCHED = (
     Mutant(
         name="lost_to_the_engine_forgotten",
         why="A block that the engine cleared is stored under the hash of what it held.",
-        file="ucm/scheduler/requests.py",
+        file=_REQUESTS,
         find="written.update(self.allocated, self.overwritten)",
         replace="written.update(self.allocated)",
         killers=(
