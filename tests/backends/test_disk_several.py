@@ -94,3 +94,27 @@ async def test_drive_that_is_away_is_looked_for(tmp_path, monkeypatch):
                 await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     await backend.aclose()
+
+
+async def test_blocks_are_deleted_from_drives_beside_one_that_refuses(
+    tmp_path, monkeypatch
+):
+    """R-51: what such a drive did not part with had the others not be asked, which kept what was to be forgotten;
+    where none parts with anything the tier takes nothing."""
+    paths, keys = [tmp_path / "a", tmp_path / "b"], make_keys(32)
+    backend = await open_disk(*paths, capacity=2 * ONE_EACH)
+    tier = BreakerBackend(backend, clock=lambda: 0.0)
+    assert [Verdict.DONE] * 32 == await put(tier, keys)
+    bad = {backend._drives[0]._fd}
+    with monkeypatch.context() as patch:
+        Refused(patch, "pwritev", lambda fd, *_: fd in bad)
+        for at in range(0, 28, 4):
+            told = await tier.delete(keys[at : at + 4])
+            assert 2 == told.count(Verdict.DONE) == told.count(Verdict.UNAVAILABLE)
+        assert [str(paths[0])] == tier.refusing
+        assert not tier.refuses
+        bad.add(backend._drives[1]._fd)
+        for _ in range(3):
+            assert [Verdict.UNAVAILABLE] * 4 == await tier.delete(keys[28:])
+        assert tier.refuses
+    await tier.aclose()

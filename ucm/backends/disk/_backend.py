@@ -12,7 +12,7 @@ ends it; with ``power`` a put ends behind an ``fdatasync`` of the drives it wrot
 import contextlib
 import enum
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
 import anyio
@@ -280,9 +280,8 @@ class DiskBackend(Backend):
                     self._slots.clear(slot, is_wiped=end is _End.WIPED)
                 else:
                     self._slots.abort(slot, is_refused=end is _End.REFUSED)
-                # What one drive does not take is its own affair where another one does.
-                why = Verdict.AWAY if well - {at} else Verdict.UNAVAILABLE
                 is_done = end is _End.WRITTEN and at in well
+                why = _why_not(well - {at})
                 verdicts[block.key] = Verdict.DONE if is_done else why
             self._slots.commit(*written)
 
@@ -315,8 +314,10 @@ class DiskBackend(Backend):
         if not await self._keeper.mark_taken():
             return [Verdict.UNAVAILABLE] * len(keys)
         kept |= {key for key, end in zip(found, wiped, strict=True) if end is None}
-        told = dict.fromkeys(found, Verdict.DONE)
-        told |= dict.fromkeys(kept, Verdict.UNAVAILABLE)
+        pairs = zip(found.values(), wiped, strict=True)
+        well = {slot.extent.drive for slot, is_wiped in pairs if is_wiped}
+        why = _why_not(well - self._slots.refusing)
+        told = dict.fromkeys(found, Verdict.DONE) | dict.fromkeys(kept, why)
         return [told.get(key, Verdict.ABSENT) for key in keys]
 
     @property
@@ -385,6 +386,11 @@ class DiskBackend(Backend):
         # A free place is refused where the drive is; if it writes elsewhere, nobody is to have it again.
         is_refused = is_as_before and not drive.writes(slot.extent)
         return [_End.REFUSED if is_refused else _End.UNCLEAR]
+
+
+def _why_not(well: Collection[int]) -> Verdict:
+    """What one drive does not do is its own affair where others have done something."""
+    return Verdict.AWAY if well else Verdict.UNAVAILABLE
 
 
 def _changed(slots: Sequence[Slot]) -> list[PackedKey]:
