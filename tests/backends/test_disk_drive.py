@@ -338,6 +338,22 @@ class TestFailing:
         assert 16 == (await backend.stats()).blocks
         await backend.aclose()
 
+    async def test_block_that_was_written_over_stays_nowhere(
+        self, tmp_path, monkeypatch
+    ):
+        """It was told to be kept, though it was gone, where what had taken its place could not be deleted."""
+        backend = await open_disk(tmp_path, capacity=16 * 3 * 4096)
+        keys, late = make_keys(16), make_keys(1, first=20)
+        for some in (keys, late, keys[:1]):  # each in the place of the oldest
+            await backend.put([seal(key) for key in some])
+        start, _, stamp = find(tmp_path, late[0])
+        with monkeypatch.context() as patch:
+            Refused(patch, "pwritev", lambda fd, place, _: start <= place <= stamp)
+            assert [Verdict.UNAVAILABLE] == await backend.delete(late)
+            assert [Verdict.DONE] == await backend.delete(keys[:1])
+        assert {*late, *keys[2:]} == keys_on(tmp_path)
+        await backend.aclose()
+
     @pytest.mark.parametrize("durability", ["process", "power"])
     async def test_durability_is_what_was_asked_for(
         self, tmp_path, monkeypatch, durability

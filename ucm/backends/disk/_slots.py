@@ -166,6 +166,8 @@ class Slots:
 
     def commit(self, *slots: Slot) -> None:
         """Have the blocks found that were written to slots."""
+        for slot in slots:
+            slot.previous = NO_KEY, 0
         self.add(*slots)
         self.let_go(*slots)
 
