@@ -56,9 +56,14 @@ def end_writing(slots, slot, how):
         slots.abort(slot, is_refused=how == "refused")
 
 
+def unclear_of(slots):
+    """Return what holds who knows what."""
+    return [slot for extent in slots.extents for slot in extent.unclear]
+
+
 def admit(slots, number):
     """Have a drive write again, which wipes each second slot."""
-    for at, slot in enumerate(list(slots.unclear)):
+    for at, slot in enumerate(unclear_of(slots)):
         slots.hold(slot)
         slots.clear(slot, is_wiped=(at + number) % 2 > 0)
     slots.refusing.clear()
@@ -71,7 +76,11 @@ def check(slots, held):
     listed = [slot for one in slots._classes.values() for slot in one.blocks.values()]
     assert {id(slot) for slot in blocks} == {id(slot) for slot in listed}
     extents = [extent for each in slots._extents for extent in each.values()]
-    unclear = list(slots.unclear)
+    unclear = unclear_of(slots)
+    by_key = slots.unclear._of_key
+    assert {key for slot in unclear for key in slot.keys} == by_key.keys()
+    for key, some in by_key.items():
+        assert {id(slot) for slot in unclear if key in slot.keys} == set(map(id, some))
     known = {id(slot) for slot in (*blocks, *unclear)}
     owned = [*blocks, *free, *unclear, *(one for one in held if id(one) not in known)]
     assert len(owned) == len({id(slot) for slot in owned})

@@ -122,7 +122,7 @@ BENCH = (
         name="doubtful_slot_written_down",
         why="A block that a drive failed to remove waits to come back.",
         file=_SLOTS,
-        find="            self.unclear[slot] = None\n",
+        find="            self.unclear.add(slot)\n",
         replace="",
         killers=(f"{_HARM}::test_slot_that_holds_who_knows_what_is_looked_at_again",),
     ),

@@ -310,7 +310,7 @@ class DiskBackend(Backend):
                     self._slots.let_go(slot)
                 else:
                     self._slots.clear(slot, is_wiped=is_wiped)
-        kept = await self._keeper.wipe_unclear_of(frozenset(keys))
+        kept = await self._keeper.wipe_unclear_of(keys)
         if not await self._keeper.mark_taken():
             return [Verdict.UNAVAILABLE] * len(keys)
         kept |= {key for key, end in zip(found, wiped, strict=True) if end is None}

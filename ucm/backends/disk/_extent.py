@@ -11,7 +11,7 @@ import attrs
 from ucm.backends.disk._stamp import Mark
 from ucm.blocks import PackedKey
 
-__all__ = ["NO_KEY", "Extent", "Slot"]
+__all__ = ["NO_KEY", "Extent", "Slot", "Unclear"]
 
 NO_KEY = PackedKey(b"")
 _NOBODYS = Mark(0, 0)
@@ -30,6 +30,7 @@ class Extent:
         used: When one of its blocks was used last, as a number of uses.
         num_held: Slots that are held.
         change: Number of its last change; written down before the drive is.
+        unclear: Those of its slots that are.
         slots: All of them.
     """
 
@@ -40,6 +41,7 @@ class Extent:
     used: int = 0
     num_held: int = 0
     change: int = 0
+    unclear: "dict[Slot, None]" = attrs.field(factory=dict, repr=False)
     slots: "list[Slot]" = attrs.field(factory=list, repr=False)
 
 
@@ -72,3 +74,30 @@ class Slot:
     def keys(self) -> tuple[PackedKey, PackedKey]:
         """Of the blocks that may be in it, where a write or a deletion has failed."""
         return self.key, self.previous[0]
+
+
+class Unclear:
+    """Slots that hold who knows what, and are nobody's until they were wiped."""
+
+    def __init__(self) -> None:
+        self._of_key: dict[PackedKey, dict[Slot, None]] = {}
+
+    def of(self, key: PackedKey) -> list[Slot]:
+        """Return those in which a block may be."""
+        return list(self._of_key.get(key, ()))
+
+    def add(self, slot: Slot) -> None:
+        """Count one among them, for as long as its keys stay."""
+        slot.extent.unclear[slot] = None
+        for key in slot.keys:
+            self._of_key.setdefault(key, {})[slot] = None
+
+    def discard(self, slot: Slot) -> None:
+        """Count one no more, if it is one of them."""
+        if slot in slot.extent.unclear:
+            del slot.extent.unclear[slot]
+            for key in slot.keys:
+                some = self._of_key[key]
+                del some[slot]
+                if not some:
+                    del self._of_key[key]

@@ -8,7 +8,7 @@ that a start behind a death looks through those few only; and all of them at the
 
 import contextlib
 import gc
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import anyio
 import anyio.to_thread
@@ -91,16 +91,16 @@ class Keeper:
         finally:
             self._slots.let_go(slot)
         if told == [True]:
-            unclear = self._slots.unclear
-            await self._wipe([each for each in unclear if each.extent.drive == number])
+            mine = [each for each in self._slots.extents if each.drive == number]
+            await self._wipe([slot for extent in mine for slot in extent.unclear])
             self._slots.refusing.discard(number)  # also where a spot stays unclear
 
-    async def wipe_unclear_of(self, keys: Container[PackedKey]) -> set[PackedKey]:
+    async def wipe_unclear_of(self, keys: Collection[PackedKey]) -> set[PackedKey]:
         """Wipe what may hold one of some blocks, and is nobody's; return of which blocks something may stay."""
         unclear = self._slots.unclear
-        named = [(key, slot) for slot in unclear for key in slot.keys if key in keys]
+        named = [(key, slot) for key in keys for slot in unclear.of(key)]
         await self._wipe([slot for _, slot in named])
-        return {key for key, slot in named if slot in self._slots.unclear}
+        return {key for key, slot in named if slot in unclear.of(key)}
 
     async def mark_taken(self) -> bool:
         """Have no start find what extents had before they were taken; False where it may yet."""

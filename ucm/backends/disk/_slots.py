@@ -22,7 +22,7 @@ from operator import attrgetter
 
 import attrs
 
-from ucm.backends.disk._extent import NO_KEY, Extent, Slot
+from ucm.backends.disk._extent import NO_KEY, Extent, Slot, Unclear
 from ucm.backends.disk._index import Entry
 from ucm.backends.disk._stamp import Geometry, Mark, pages_of
 from ucm.blocks import PackedKey
@@ -76,8 +76,7 @@ class Slots:
         self._drives = frozenset(range(num_drives))
         self.refusing: set[int] = set()
         """Drives that have refused to write, until they do again."""
-        self.unclear: dict[Slot, None] = {}
-        """Slots that hold who knows what, and are nobody's until they were wiped."""
+        self.unclear = Unclear()
         self.num_evicted = 0
         self.tell: Callable[[PackedKey, bool], None] | None = None
         """Told of each block that is found from now on, or no more."""
@@ -193,9 +192,9 @@ class Slots:
         """
         slot.is_gone = is_wiped
         if is_wiped:
-            self.unclear.pop(slot, None)
+            self.unclear.discard(slot)
         else:
-            self.unclear[slot] = None
+            self.unclear.add(slot)
             self.refusing.add(slot.extent.drive)
         self.let_go(slot)
 
@@ -297,7 +296,7 @@ class Slots:
 
     def entries(self, extent: Extent) -> list[Entry] | None:
         """Return the blocks of an extent; None where they are not all that is on the drive."""
-        if not extent.is_marked or any(each.extent is extent for each in self.unclear):
+        if extent.unclear or not extent.is_marked:
             return None
         return [
             (slot.used, number, slot.nbytes, slot.key)
@@ -378,9 +377,8 @@ class Slots:
     def _give(self, extent: Extent, mark: Mark) -> None:
         geometry, pages = self.geometry, mark.pages
         extent.mark, extent.is_marked = mark, False
-        self.unclear = {
-            each: None for each in self.unclear if each.extent is not extent
-        }
+        for slot in list(extent.unclear):
+            self.unclear.discard(slot)
         extent.slots = [
             Slot(extent, geometry.place(extent.number, pages, at))
             for at in range(geometry.num_slots(pages))
