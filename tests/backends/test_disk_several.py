@@ -118,3 +118,29 @@ async def test_blocks_are_deleted_from_drives_beside_one_that_refuses(
             assert [Verdict.UNAVAILABLE] * 4 == await tier.delete(keys[28:])
         assert tier.refuses
     await tier.aclose()
+
+
+async def test_drive_that_takes_single_pages_only_is_named_throughout(
+    tmp_path, monkeypatch
+):
+    """R-51: it was well from each put's begin to its end, and the log told of both each time that it looked."""
+    paths, keys = [tmp_path / "a", tmp_path / "b"], make_keys(64)
+    backend = await open_disk(*paths, capacity=2 * ONE_EACH)
+    assert [Verdict.DONE] * 32 == await put(backend, keys[:32])
+    bad, named = backend._drives[0]._fd, []
+
+    def is_refused(fd, place, nbytes):
+        named.append(backend.refusing)
+        return fd == bad and nbytes > PAGE
+
+    with monkeypatch.context() as patch:
+        Refused(patch, "pwritev", is_refused)
+        await put(backend, keys[32:36])
+        named.clear()
+        for at in range(36, 48, 4):
+            await put(backend, keys[at : at + 4])
+        assert [[str(paths[0])]] * len(named) == named
+    for at in range(48, 64, 4):
+        await put(backend, keys[at : at + 4])
+    assert [] == backend.refusing
+    await backend.aclose()

@@ -327,8 +327,9 @@ class DiskBackend(Backend):
 
     @property
     def refusing(self) -> Sequence[str]:
-        """Those of several drives that have refused to write, until they do again."""
-        return self._named([self._drives[at] for at in sorted(self._slots.refusing)])
+        """Those of several drives that have refused to write, until they take a block again."""
+        asked, known = enumerate(self._drives), self._slots.refusing
+        return self._named([each for at, each in asked if each.is_tried or at in known])
 
     def _named(self, drives: Sequence[Drive]) -> Sequence[str]:
         return [str(each.path) for each in drives if len(self._drives) > 1]
@@ -374,6 +375,7 @@ class DiskBackend(Backend):
     def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
         drive = self._drives[run[0][0].extent.drive]
         if drive.write(run):
+            drive.is_tried = False
             return [_End.WRITTEN] * len(run)
         if len(run) > 1:
             return [end for pair in run for end in self._write([pair])]

@@ -41,9 +41,7 @@ __all__ = ["BLOCKS", "MANIFEST", "Drive", "Manifest", "Scanned"]
 
 MANIFEST = "ucm-disk.json"
 BLOCKS = "blocks"
-_LOCK = (
-    "lock"  # with the manifest, without which nobody comes in: this one may be removed
-)
+_LOCK = "lock"  # and the manifest, without which nobody comes in: this may be removed
 _SCHEMA = 1
 _MOST_PARTS = 1024  # pieces of memory that a call may have (``IOV_MAX``)
 _OF_MEMORY = {errno.ENOMEM, errno.EFAULT}
@@ -92,6 +90,8 @@ class Drive:
         self.is_direct = False
         self.is_silent = False
         """Nothing could be read when somebody asked last."""
+        self.is_tried = False
+        """It wrote a page when it was asked, having refused, and no block since."""
         self.trouble = ""
         """Why it takes no blocks; empty if it does, or nobody knows."""
         try:

@@ -91,6 +91,7 @@ class Keeper:
         finally:
             self._slots.let_go(slot)
         if told == [True]:
+            drive.is_tried = True
             mine = [each for each in self._slots.extents if each.drive == number]
             await self._wipe([slot for extent in mine for slot in extent.unclear])
             self._slots.refusing.discard(number)  # also where a spot stays unclear
