@@ -48,8 +48,8 @@ ARENA = (
         name="slots_of_the_dead_keep_their_extent",
         why="What a killed process was writing is lost to every other model.",
         file=_ARENA,
-        find="            _reclaim(victim)\n",
-        replace="",
+        find="                    _reclaim(others[theirs])\n",
+        replace="                    pass\n",
         killers=(f"{_SEVERAL}::test_slot_of_a_killed_writer_is_taken_with_its_extent",),
     ),
     Mutant(

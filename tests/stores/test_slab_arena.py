@@ -185,6 +185,21 @@ class TestSeveral:
             assert EVERY[303:312] == stored(two)
             check(one, two)
 
+    def test_process_that_stands_in_its_index_keeps_its_own_extents_alone(
+        self, memory_path, asks_always
+    ):
+        """R-31: who has none yet takes those of a third one, though they were used later."""
+        with (
+            open_class(memory_path) as one,
+            open_class(memory_path, 2 * SMALL) as two,
+            open_class(memory_path, LARGE, lock_timeout=0.01) as three,
+        ):
+            assert (288, 72) == (save(one, EVERY[:288]), save(two, EVERY[300:372]))
+            with one._slab.index.locked():
+                assert 3 == save(three, EVERY[400:403])
+            assert 144 == len(stored(one))
+            check(one, two, three)
+
     def test_reader_of_an_extent_that_is_taken_fails_its_recheck(
         self, memory_path, asks_always
     ):

@@ -43,7 +43,7 @@ __all__ = ["Arena", "Supply", "drop_what_others_own", "region_of"]
 _PAGE = 4096
 _ASK_EVERY_S = 1.0
 _PATIENCE_S = 0.1
-"""With the lock of another class's index, while the arena's is held."""
+"""With the lock of another class's index."""
 _AHEAD = 64
 _THERE = (int(Word.NUM_FREE), int(Word.NUM_COMMITTED), int(Word.NUM_RESERVED))
 
@@ -212,13 +212,17 @@ class Supply:
                 if visited is not None and is_live
             )
             seen, oldest_ns = self._look(others, live), self._oldest_ns()
-            while True:
-                chosen = choose_extent(self._size, oldest_ns, seen)
-                if chosen is None:
-                    return False
-                if self._move(chosen, others[int(seen.owners[chosen])]):
+            while (chosen := choose_extent(self._size, oldest_ns, seen)) is not None:
+                theirs = int(seen.owners[chosen])
+                try:
+                    _reclaim(others[theirs])
+                except StoreUnavailableError:  # of a process that may be stopped
+                    seen.used_ns[seen.owners == theirs] = WRITTEN
+                    continue
+                if self._move(chosen, others[theirs]):
                     return True
                 seen.used_ns[chosen] = WRITTEN
+            return False
 
     def _is_of_class(self, slot_bytes: int) -> bool:
         of_class = self._manifest.of_class(slot_bytes) if slot_bytes > 0 else None
@@ -269,7 +273,6 @@ class Supply:
         with self._arena.lock.held():
             if owners[extent] != victim.geometry.slot_bytes:
                 return False
-            _reclaim(victim)
             if not victim.index.withdraw(victim.geometry.slots_of(extent)):
                 return False
             self._own(extent)

@@ -31,7 +31,7 @@ NOBODY = 0
 UNUSED = np.iinfo(np.int64).min
 """When an extent was used in which nothing is stored."""
 WRITTEN = np.iinfo(np.int64).max
-"""When an extent is used of which a slot is being written."""
+"""When an extent is used that cannot go now, as a slot of it is being written."""
 _PAGE = 4096
 _MOST_SLOTS = 2**31 - 1
 MOST_SLOT_BYTES = 1 << 33
