@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``ucm bench`` measures, leaves nothing behind, and keeps away from stores."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,15 @@ def test_too_little_room_is_told_before_anything_is_written(place, size):
     assert UNREADABLE == code
     assert "bytes left" in complaint
     assert [] == list(place.iterdir())
+
+
+def test_file_system_without_a_limit_has_room(place, monkeypatch):
+    """A tmpfs of ``size=0`` tells of zeros, and is not full."""
+    about = list(os.statvfs(place))
+    about[2:5] = 0, 0, 0  # all blocks, free ones, and those free for everybody
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(about))
+    with measuring.workplace(place, 1) as folder:
+        assert place == folder.parent
 
 
 def test_room_is_given_back_when_measuring_fails(place):

@@ -84,7 +84,7 @@ def workplace(path: Path, nbytes: int) -> Iterator[Path]:
         raise StoreError(f"{path} is a store: name the directory that it is in")
     system = os.statvfs(path)
     free = system.f_bavail * system.f_frsize
-    if free < nbytes + _SPARE:
+    if system.f_blocks and free < nbytes + _SPARE:  # none: a tmpfs without a limit
         raise StoreError(
             f"{path} has {free} bytes left, and {nbytes + _SPARE} are needed: see --size"
         )
