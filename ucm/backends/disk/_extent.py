@@ -11,9 +11,10 @@ import attrs
 from ucm.backends.disk._stamp import Mark
 from ucm.blocks import PackedKey
 
-__all__ = ["NO_KEY", "Extent", "Slot", "Unclear"]
+__all__ = ["NOTHING", "NO_KEY", "Extent", "Slot", "Unclear"]
 
 NO_KEY = PackedKey(b"")
+NOTHING = NO_KEY, 0
 _NOBODYS = Mark(0, 0)
 
 
@@ -66,7 +67,7 @@ class Slot:
     key: PackedKey = NO_KEY
     nbytes: int = 0
     used: int = 0
-    previous: tuple[PackedKey, int] = (NO_KEY, 0)
+    previous: tuple[PackedKey, int] = NOTHING
     num_holders: int = 0
     is_gone: bool = False
 

@@ -22,7 +22,7 @@ from operator import attrgetter
 
 import attrs
 
-from ucm.backends.disk._extent import NO_KEY, Extent, Slot, Unclear
+from ucm.backends.disk._extent import NO_KEY, NOTHING, Extent, Slot, Unclear
 from ucm.backends.disk._index import Entry
 from ucm.backends.disk._stamp import Geometry, Mark, pages_of
 from ucm.blocks import PackedKey
@@ -166,7 +166,7 @@ class Slots:
     def commit(self, *slots: Slot) -> None:
         """Have the blocks found that were written to slots."""
         for slot in slots:
-            slot.previous = NO_KEY, 0
+            slot.previous = NOTHING
         self.add(*slots)
         self.let_go(*slots)
 
