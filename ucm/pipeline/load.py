@@ -75,8 +75,8 @@ class Fetch(CopyStage[Ready, Fetched]):
     """
     Opens blocks, and verifies some at once.
 
-    Those whose rows are read one by one, and those that are said to have another size
-    than their group's: no device would take them.
+    Those whose rows are read one by one, and one that is said to have another size than
+    its group's: no device would take it.
     """
 
     name = "fetch"
@@ -94,8 +94,10 @@ class Fetch(CopyStage[Ready, Fetched]):
             if tuple(lease.keys) != ticket.span.keys:
                 told = f"the store opened {len(lease.keys)} blocks, not those of "
                 raise StoreError(f"{told}{len(ticket.span)} keys that it was asked for")
-            is_damaged = lease.slots.block_bytes != ticket.block_bytes
-            if given.is_partial or is_damaged:
+            if lease.slots.block_bytes != ticket.block_bytes:  # as the first one's
+                with self._store.read(lease.keys[:1]) as first:
+                    _verify(self._store, first, 0, 1)
+            if given.is_partial:
                 _verify(self._store, lease, 0, len(lease.keys))
             ticket.read_lease = lease
         return Fetched(given)
