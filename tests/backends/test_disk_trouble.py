@@ -2,12 +2,14 @@
 """Drives that refuse for a while, are gone, or have a bad spot: nothing goes that need not."""
 
 import asyncio
+import errno
 import os
 import threading
 
 import pytest
 
 from tests.backends.disk_kit import Refused, find, keys_on, open_disk, write
+from ucm.backends._crew import Scratch
 from ucm.backends.abc import Presence, Verdict
 from ucm.backends.disk import _drive
 from ucm.backends.disk._drive import BLOCKS
@@ -73,6 +75,20 @@ class TestTrouble:
             assert 16 == await there(backend, OLD)
         assert [Verdict.DONE] * 16 == await put(backend, NEW)
         assert 16 == await there(backend, NEW)
+        await backend.aclose()
+
+    async def test_want_of_memory_makes_no_room(self, tmp_path, monkeypatch):
+        """R-51: a thread that had none to write with wiped the block that was to make room, for nothing."""
+
+        def refuse(*args):
+            raise OSError(errno.ENOMEM, "no memory")
+
+        backend = await full(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(Scratch, "get", refuse)
+            assert [Verdict.UNAVAILABLE] * 5 == await put(backend, NEW[:5])
+        assert 16 == await there(backend, OLD)
+        assert [Verdict.DONE] * 16 == await put(backend, NEW)
         await backend.aclose()
 
     async def test_drive_that_is_known_to_refuse_is_left_alone(

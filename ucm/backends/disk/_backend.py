@@ -374,9 +374,9 @@ class DiskBackend(Backend):
 
     def _write(self, run: list[tuple[Slot, Sealed]]) -> list[_End]:
         drive = self._drives[run[0][0].extent.drive]
-        if drive.write(run):
-            drive.is_tried = False
-            return [_End.WRITTEN] * len(run)
+        is_written = drive.write(run)
+        if is_written is not False:
+            return [_End.WRITTEN if is_written else _End.NOT_BEGUN] * len(run)
         if len(run) > 1:
             return [end for pair in run for end in self._write([pair])]
         slot = run[0][0]

@@ -188,20 +188,23 @@ class Drive:
 
     # Blocks. On any thread.
 
-    def write(self, run: Sequence[tuple[Slot, Sealed]]) -> bool:
+    def write(self, run: Sequence[tuple[Slot, Sealed]]) -> bool | None:
         """
         Write blocks to slots side by side, and behind each block its stamp.
 
         Returns:
-            False if the drive refused; some may have been written.
+            False if the drive refused; some may have been written. None: there was no memory.
         """
         extent, place = run[0][0].extent, run[0][0].place
         data = [block.data for _, block in run]
         wholes = self._whole_pages(data)
         slot_bytes = (extent.mark.pages + 1) * PAGE
         try:
-            self._touch(extent)
             left = self._pages.get(len(run) * slot_bytes - sum(wholes))
+        except OSError:
+            return None
+        try:
+            self._touch(extent)
             parts, firsts, ends = [], [], []
             for each, whole in zip(data, wholes, strict=True):
                 rest, left = left[: slot_bytes - whole], left[slot_bytes - whole :]
@@ -213,9 +216,11 @@ class Drive:
                 ends.append(rest[-PAGE:])
             for end, stamp in zip(ends, stamps_for(run, firsts), strict=True):
                 end[:] = stamp
-            return os.pwritev(self._fd, parts, place) == len(run) * slot_bytes
+            is_whole = os.pwritev(self._fd, parts, place) == len(run) * slot_bytes
         except OSError:
-            return False
+            is_whole = False
+        self.is_tried &= not is_whole
+        return is_whole
 
     def _mark(self, extent: Extent) -> None:
         """Say on the drive how an extent is cut."""
