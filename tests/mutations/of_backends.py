@@ -198,8 +198,8 @@ BACKENDS = (
         name="unwritten_block_found",
         why="A disk that fails fills the index with blocks that it does not have.",
         file=_DRIVE,
-        find="            return os.pwritev(self._fd, parts, place) == len(run) * slot_bytes",
-        replace="            return os.pwritev(self._fd, parts, place) > 0",
+        find="            is_whole = os.pwritev(self._fd, parts, place) == len(run) * slot_bytes",
+        replace="            is_whole = os.pwritev(self._fd, parts, place) > 0",
         killers=(f"{_FAILING}::test_block_that_cannot_be_written_is_not_there",),
     ),
     Mutant(

@@ -32,8 +32,8 @@ BENCH = (
         name="writes_unannounced",
         why="Behind a death a disk serves the index of before, and loses what was put since.",
         file=_DRIVE,
-        find="            self._touch(extent)\n            left",
-        replace="            self._mark(extent)\n            left",
+        find="            self._touch(extent)\n            parts, firsts",
+        replace="            self._mark(extent)\n            parts, firsts",
         killers=(_DEATH,),
     ),
     Mutant(
