@@ -144,3 +144,22 @@ async def test_drive_that_takes_single_pages_only_is_named_throughout(
         await put(backend, keys[at : at + 4])
     assert [] == backend.refusing
     await backend.aclose()
+
+
+async def test_extent_that_such_a_drive_has_not_marked_is_its_own_affair(
+    tmp_path, monkeypatch
+):
+    """R-51: what was there before a start may find again, so that no deletion is told as done; the others are given
+    blocks all the same."""
+    paths, keys = [tmp_path / "a", tmp_path / "b"], make_keys(20)
+    backend = await open_disk(*paths, capacity=2 * ONE_EACH)
+    tier = BreakerBackend(backend, clock=lambda: 0.0)
+    assert [Verdict.DONE] * 16 == await put(tier, keys[:16])
+    bad = backend._drives[0]._fd
+    with monkeypatch.context() as patch:
+        Refused(patch, "pwritev", lambda fd, *_: fd == bad)
+        assert {Verdict.DONE, Verdict.UNAVAILABLE} == {*await put(tier, keys[16:])}
+        for at in range(0, 16, 4):
+            assert [Verdict.UNAVAILABLE] * 4 == await tier.delete(keys[at : at + 4])
+        assert not tier.refuses
+    await tier.aclose()

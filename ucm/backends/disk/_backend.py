@@ -311,9 +311,9 @@ class DiskBackend(Backend):
                 else:
                     self._slots.clear(slot, is_wiped=is_wiped)
         kept = await self._keeper.wipe_unclear_of(keys)
-        if not await self._keeper.mark_taken():
-            return [Verdict.UNAVAILABLE] * len(keys)
         kept |= {key for key, end in zip(found, wiped, strict=True) if end is None}
+        if not await self._keeper.mark_taken():
+            kept = set(keys)
         pairs = zip(found.values(), wiped, strict=True)
         well = {slot.extent.drive for slot, is_wiped in pairs if is_wiped}
         why = _why_not(well - self._slots.refusing)
