@@ -29,8 +29,8 @@ class Buggy(MemoryBackend):
 async def test_backend_whose_attending_raises_is_attended_to_again():
     """What was away then was looked for no more, for as long as the agent lived."""
     inner, told = Buggy(Shelf(1)), []
-    await DeadlineBackend(inner, 2.0, told.append).attend()
-    assert ["KeyError(1)", "KeyError(2)"] == list(map(repr, told))
+    await DeadlineBackend(inner, 2.0, lambda *bug: told.append(bug)).attend()
+    assert [("KeyError", "KeyError(1)"), ("KeyError", "KeyError(2)")] == told
     assert 4.0 == pytest.approx(asyncio.get_running_loop().time())
     with pytest.raises(KeyError):  # nobody is told of it
         await DeadlineBackend(Buggy(Shelf(1)), 2.0).attend()
@@ -59,19 +59,21 @@ async def test_what_a_call_raised_is_told_without_secrets(error, told):
         async def exists(self, keys):
             raise error
 
-    backend = DeadlineBackend(Wrong(Shelf(1)), 2.0, lambda _: None)
+    bugs = []
+    backend = DeadlineBackend(Wrong(Shelf(1)), 2.0, lambda *bug: bugs.append(bug))
     assert [Presence.UNKNOWN] == await backend.exists(make_keys(1))
     assert told == backend.trouble
+    assert [(type(error).__name__, told)] == bugs
 
 
 @leaping
 async def test_call_that_is_late_behind_a_bug_is_no_bug():
     """A server that hangs was told to have what a call before it had raised."""
     inner, told = MemoryBackend(Shelf(1)), []
-    backend = DeadlineBackend(inner, 2.0, told.append)
+    backend = DeadlineBackend(inner, 2.0, lambda _, text: told.append(text))
     inner.delete = lambda keys: None  # which nobody can await
     await backend.delete(make_keys(1))
-    assert repr(told[0]) == backend.trouble
+    assert told == [backend.trouble]
     inner.delete = lambda keys: anyio.sleep_forever()
     await backend.delete(make_keys(1))
     assert ("", 1) == (backend.trouble, backend.num_late)

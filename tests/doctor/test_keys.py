@@ -74,9 +74,11 @@ class TestParsing:
         with pytest.raises(KeyFormatError):
             parse_key(text)
 
-    @pytest.mark.parametrize("text", ["", "{}", "[]", "[" * 9999, '{"model": 1}', "\0"])
+    @pytest.mark.parametrize(
+        "text", ["", "{}", "[]", "[" * 9999, '{"model": 1}', "\0", '{"\udcff": 1}']
+    )
     def test_what_is_no_key_space_is_refused(self, text):
-        """Fields that are missing or of another type."""
+        """Fields that are missing or of another type; what a shell gave is perhaps no text."""
         with pytest.raises(KeyFormatError):
             parse_keyspace(text)
 

@@ -118,7 +118,7 @@ SHARES = (
         name="foreign_count_is_believed",
         why="A file that somebody has put there by such a name ends all puts.",
         file=_LEDGER,
-        find="        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # nor fits\n            count = None\n",
+        find="        except DECODE_ERRORS:  # what does not fit, too\n            count = None\n",
         replace="",
         killers=(f"{_TALLIES}::test_what_is_not_ours_is_no_word_on_anything",),
     ),

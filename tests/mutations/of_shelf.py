@@ -243,9 +243,9 @@ SHELF = (
     Mutant(
         name="garbage_ends_in_a_traceback",
         why="Bytes that are no text where a slab should be end an engine without a word.",
-        file="ucm/stores/slab/_keyspaces.py",
-        find="_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)",
-        replace="_GARBAGE = (msgspec.DecodeError,)",
+        file="ucm/errors.py",
+        find="(msgspec.MsgspecError, UnicodeError, RecursionError)",
+        replace="(msgspec.MsgspecError,)",
         killers=(
             "tests/stores/test_slab_refusals.py::TestRefusals::test_damaged_key_space_is_told",
         ),

@@ -32,7 +32,7 @@ from ucm.affinity import AffinityPlan, bind_thread, parse_cpulist
 from ucm.agent.launch import REFUSED, TAKEN
 from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, TimeoutConfig, UCMConfig
-from ucm.errors import ConfigError, ConfigFileError
+from ucm.errors import DECODE_ERRORS, ConfigError, ConfigFileError
 from ucm.tracing import RUNTIME_FAILED, Log, close_log, open_log
 
 _MOST_TEXT = 1 << 20
@@ -188,7 +188,7 @@ def _read(path: Path | None) -> UCMConfig:
             text = file.read(_MOST_TEXT)
     try:
         given = msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except DECODE_ERRORS as exc:
         name = "standard input" if path is None else str(path)
         remedy = "Give the settings that an engine has, as one JSON object."
         problem = f"no JSON object: {' '.join(str(exc).split())}"

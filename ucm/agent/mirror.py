@@ -17,6 +17,7 @@ import msgspec
 
 from ucm.agent.protocol import Told
 from ucm.blocks import PackedKey, ShardId, block_of, group_of, hash_of, shard_of
+from ucm.errors import DECODE_ERRORS
 
 __all__ = ["Follower", "Mirror", "News", "Said"]
 
@@ -223,5 +224,5 @@ def _decoded(said: bytes) -> Said | None:
         return None
     try:
         return _DECODER.decode(said)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from ucm.errors import MessageError
+from ucm.errors import DECODE_ERRORS, MessageError
 from ucm.reasons import Reason
 from ucm.settings import LONGEST_FETCH_S
 
@@ -295,7 +295,7 @@ def decode_frame(payload: bytes, decoder: "msgspec.msgpack.Decoder[_T]") -> _T:
     """
     try:
         return decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+    except DECODE_ERRORS as exc:
         raise MessageError(f"not a message of this protocol: {exc}") from exc
 
 

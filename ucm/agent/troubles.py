@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from ucm.backends.abc import Backend
-from ucm.errors import masked, text_of
 from ucm.reasons import Reason
 from ucm.tracing import TIER_ANSWERS, TIER_FAILED, TIER_SILENT, Log
 
@@ -31,7 +30,7 @@ class Troubles:
         self._clock = clock
         self._told: dict[tuple[int, Reason], tuple[int, float]] = {}
         """By tier and reason, how many blocks, and when."""
-        self._bugs: set[tuple[int, type[Exception]]] = set()
+        self._bugs: set[tuple[int, str]] = set()
 
     def look(
         self, media: Sequence[str], totals: Mapping[tuple[int, Reason], int]
@@ -50,12 +49,12 @@ class Troubles:
                     blocks=total - told,
                 )
 
-    def tell_bug(self, tier: int, medium: str, exc: Exception) -> None:
+    def tell_bug(self, tier: int, medium: str, kind: str, error: str) -> None:
         """Tell what a call of a tier has raised, once of each kind: its blocks had no answer."""
-        if (bug := (tier, type(exc))) not in self._bugs:
+        if (bug := (tier, kind)) not in self._bugs:
             self._bugs.add(bug)
             told = {"tier": tier, "medium": medium, "reason": Reason.ERROR}
-            self._log.warning(TIER_FAILED, **told, error=masked(text_of(exc)))
+            self._log.warning(TIER_FAILED, **told, error=error)
 
 
 class ServerTroubles:

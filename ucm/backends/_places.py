@@ -21,12 +21,11 @@ from typing import TypeVar
 
 import msgspec
 
-from ucm.errors import ConfigError
+from ucm.errors import DECODE_ERRORS, ConfigError
 
 __all__ = ["Head", "claim", "give_name", "is_claimed", "lock", "path_error"]
 
 _MOST_TEXT = 1 << 16
-_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _TRIES, _PAUSE_S = 4, 0.05
 """To read a manifest that another machine may just have written."""
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
@@ -161,11 +160,11 @@ def _read(path: Path, mine: _M, key: str) -> _M:
     for _ in range(_TRIES - 1):
         try:
             return _read_once(path, mine, key)
-        except (FileNotFoundError, *_GARBAGE):
+        except (FileNotFoundError, *DECODE_ERRORS):
             sleep(_PAUSE_S)
     try:
         return _read_once(path, mine, key)
-    except _GARBAGE as exc:
+    except DECODE_ERRORS as exc:
         raise path_error(
             key, path.parent, f"its {path.name} is not ours ({exc})"
         ) from exc

@@ -179,14 +179,15 @@ class DeadlineBackend(_GuardedBackend):
     Args:
         inner: The backend to wrap; closed with the wrapper.
         seconds: For each call, on the loop's clock.
-        tell_bug: Called with what a call raised; must not raise. Left out: the call raises it.
+        tell_bug: Called with the kind of what a call raised, and with its words without
+            secrets; must not raise. Left out: the call raises it.
     """
 
     def __init__(
         self,
         inner: Backend,
         seconds: float,
-        tell_bug: Callable[[Exception], None] | None = None,
+        tell_bug: Callable[[str, str], None] | None = None,
     ) -> None:
         super().__init__(inner)
         self._seconds = seconds
@@ -245,7 +246,7 @@ class DeadlineBackend(_GuardedBackend):
             if self._tell_bug is None:
                 raise
             self._bug = str(masked(text_of(exc)))
-            self._tell_bug(exc)
+            self._tell_bug(type(exc).__name__, self._bug)
 
 
 class BreakerBackend(_GuardedBackend):

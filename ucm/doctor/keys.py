@@ -13,7 +13,7 @@ import attrs
 import msgspec
 
 from ucm.blocks import BlockKey, KeySpace
-from ucm.errors import KeyFormatError
+from ucm.errors import DECODE_ERRORS, KeyFormatError
 
 __all__ = [
     "MEANINGS",
@@ -74,7 +74,7 @@ def parse_keyspace(text: str) -> KeySpace:
     """
     try:
         return msgspec.json.decode(text, type=KeySpace)
-    except (msgspec.MsgspecError, KeyFormatError, RecursionError) as exc:
+    except (*DECODE_ERRORS, KeyFormatError) as exc:
         raise KeyFormatError(f"no key space: {exc}") from exc
 
 

@@ -32,7 +32,7 @@ from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
 from ucm.doctor.findings import Finding, fine, refused, warning, wrong
 from ucm.doctor.place import within
-from ucm.errors import ConfigError
+from ucm.errors import DECODE_ERRORS, ConfigError
 from ucm.registry import how_to_install, load_class
 from ucm.settings import read_section, size_text
 from ucm.stores.slab import mount_of
@@ -218,7 +218,7 @@ def _extents_of(path: Path) -> int:
     try:
         text = (path / DISK).read_bytes()
         return msgspec.json.decode(text, type=Manifest).extent_bytes
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (OSError, *DECODE_ERRORS):
         return 0
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 
-from ucm.errors import ConfigError
+from ucm.errors import DECODE_ERRORS, ConfigError
 from ucm.integration.changes import last_change_ns
 
 __all__ = ["config_digest", "is_changed_since", "weights_digest", "weights_name"]
@@ -219,7 +219,7 @@ def _sample_tensors(digest: "hashlib._Hash", file: BinaryIO) -> bool:
     header = file.read(length)
     try:
         tensors = _HEADER_DECODER.decode(header)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return False
     digest.update(header)
     for name in sorted(tensors):

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from ucm.blocks import Owner
-from ucm.errors import MessageError
+from ucm.errors import DECODE_ERRORS, MessageError
 from ucm.reasons import Reason
 
 __all__ = [
@@ -341,5 +341,5 @@ def _decode(data: bytes, decoder: "msgspec.msgpack.Decoder[_Told]") -> _Told:
         )
     try:
         return decoder.decode(memoryview(data)[1:])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+    except DECODE_ERRORS as exc:
         raise MessageError(f"damaged message: {exc}") from exc

@@ -31,7 +31,7 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.errors import KeyFormatError, StoreError
+from ucm.errors import DECODE_ERRORS, KeyFormatError, StoreError
 from ucm.seals import block_checksum
 
 __all__ = ["VERSION", "ExportReader", "ExportWriter", "Head", "Section", "Start"]
@@ -45,7 +45,6 @@ _MOST_JSON = 16 << 20
 _MOST_KEY = 85
 _MOST_BLOCK = 1 << 33
 _PIECE = 1 << 20
-_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -228,7 +227,7 @@ class ExportReader:
         self._check(data + text)
         try:
             start = msgspec.json.decode(text, type=Start)
-        except (*_GARBAGE, KeyFormatError) as exc:
+        except (*DECODE_ERRORS, KeyFormatError) as exc:
             raise self._wrong(f"its start says nothing known: {exc}") from exc
         for section in start.sections:
             self._check_section(section)

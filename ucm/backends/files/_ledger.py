@@ -36,6 +36,7 @@ import msgspec
 
 from ucm.backends.files._share import NEW, OLD, ROOM, WRITER, Share
 from ucm.backends.files._walk import AWAY, entries_of
+from ucm.errors import DECODE_ERRORS
 
 __all__ = ["Ledger", "Seen", "Tally"]
 
@@ -312,7 +313,7 @@ class Ledger:
             if exc.errno in AWAY:
                 raise
             count = None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):  # nor fits
+        except DECODE_ERRORS:  # what does not fit, too
             count = None
         self._newest = number
         if count is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, keyspace_prefix
-from ucm.errors import KeyFormatError, StoreError
+from ucm.errors import DECODE_ERRORS, KeyFormatError, StoreError
 from ucm.prefixes import ALGORITHM, PrefixHasher
 from ucm.stores.slab import Blocks, SlabSurvey
 
@@ -23,7 +23,6 @@ _HASH_AT = 21
 _DIGEST_BYTES = 16
 _LEAST_DIGITS = 4
 _MOST_PROMPT = 64 << 20
-_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _T = TypeVar("_T")
 Mask = npt.NDArray[np.bool_]
@@ -217,5 +216,5 @@ def _hashes_of(
             raise StoreError(f"the prompt has more than {_MOST_PROMPT} bytes")
         tokens = msgspec.json.decode(data, type=list[int])
         return tuple(PrefixHasher(text, text.block_tokens).keys(tokens, salt=salt))
-    except (*_GARBAGE, KeyFormatError) as exc:
+    except (*DECODE_ERRORS, KeyFormatError) as exc:
         raise StoreError(f"the prompt is no JSON list of token ids: {exc}") from exc

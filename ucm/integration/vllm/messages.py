@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from ucm.errors import KeyFormatError, MessageError
+from ucm.errors import DECODE_ERRORS, KeyFormatError, MessageError
 from ucm.ranks import RankFacts
 from ucm.scheduler.messages import MESSAGE_VERSION, StepPlan, decode_plan
 
@@ -84,7 +84,7 @@ class RankHandshake(KVConnectorHandshakeMetadata):
             )
         try:
             return _FACTS_DECODER.decode(memoryview(self.payload)[1:])
-        except (msgspec.MsgspecError, UnicodeDecodeError, KeyFormatError) as exc:
+        except (*DECODE_ERRORS, KeyFormatError) as exc:
             raise MessageError(f"damaged handshake: {exc}") from exc
 
 

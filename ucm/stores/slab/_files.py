@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 
 from ucm.config import HugePages
-from ucm.errors import ConfigError
+from ucm.errors import DECODE_ERRORS, ConfigError
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._memory import Mount, advise, is_in_memory, mount_of, populate
 
@@ -162,7 +162,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"{_SCHEMA_VERSION}",
                 )
             return msgspec.json.decode(text, type=cls)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        except DECODE_ERRORS as exc:
             raise foreign(root, f"its {MANIFEST} is not of a slab ({exc})") from exc
 
 

@@ -15,14 +15,19 @@ import attrs
 import msgspec
 
 from ucm.blocks import KeySpace
-from ucm.errors import ConfigError, KeyFormatError, StoreError, StoreUnavailableError
+from ucm.errors import (
+    DECODE_ERRORS,
+    ConfigError,
+    KeyFormatError,
+    StoreError,
+    StoreUnavailableError,
+)
 from ucm.stores.slab._files import Directory
 
 __all__ = ["describe", "read_all"]
 
 _NAME = "keyspaces"
 _MOST_FILES = 64
-_GARBAGE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def describe(directory: Directory, keyspace: KeySpace) -> None:
@@ -72,7 +77,7 @@ def read_all(directory: Directory) -> dict[bytes, KeySpace]:
         return {}
     except (OSError, ConfigError) as exc:
         raise StoreUnavailableError(f"key spaces cannot be read: {exc}") from exc
-    except (*_GARBAGE, KeyFormatError) as exc:
+    except (*DECODE_ERRORS, KeyFormatError) as exc:
         raise StoreError(f"{path} is no key space; remove it: {exc}") from exc
     return found
 
