@@ -37,12 +37,7 @@ Expected ends (a miss, a refused save) are values and not in this list.
 
 import re
 from collections.abc import Mapping
-from typing import Final, Self
-
-import msgspec
-
-DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeError, RecursionError)
-"""What msgspec raises of damaged bytes: what is no UTF-8, or is nested too deep, has errors of Python's."""
+from typing import Self
 
 _CREDENTIALS = re.compile(r"://\S*@")
 """Up to the last sign: a password may have any of the others in it."""

@@ -243,7 +243,7 @@ SHELF = (
     Mutant(
         name="garbage_ends_in_a_traceback",
         why="Bytes that are no text where a slab should be end an engine without a word.",
-        file="ucm/errors.py",
+        file="ucm/decoding.py",
         find="(msgspec.MsgspecError, UnicodeError, RecursionError)",
         replace="(msgspec.MsgspecError,)",
         killers=(

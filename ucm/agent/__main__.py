@@ -32,7 +32,8 @@ from ucm.affinity import AffinityPlan, bind_thread, parse_cpulist
 from ucm.agent.launch import REFUSED, TAKEN
 from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, TimeoutConfig, UCMConfig
-from ucm.errors import DECODE_ERRORS, ConfigError, ConfigFileError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import ConfigError, ConfigFileError
 from ucm.tracing import RUNTIME_FAILED, Log, close_log, open_log
 
 _MOST_TEXT = 1 << 20

@@ -17,7 +17,7 @@ import msgspec
 
 from ucm.agent.protocol import Told
 from ucm.blocks import PackedKey, ShardId, block_of, group_of, hash_of, shard_of
-from ucm.errors import DECODE_ERRORS
+from ucm.decoding import DECODE_ERRORS
 
 __all__ = ["Follower", "Mirror", "News", "Said"]
 

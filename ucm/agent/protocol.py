@@ -15,7 +15,8 @@ from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
-from ucm.errors import DECODE_ERRORS, MessageError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import MessageError
 from ucm.reasons import Reason
 from ucm.settings import LONGEST_FETCH_S
 

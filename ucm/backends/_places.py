@@ -21,7 +21,8 @@ from typing import TypeVar
 
 import msgspec
 
-from ucm.errors import DECODE_ERRORS, ConfigError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import ConfigError
 
 __all__ = ["Head", "claim", "give_name", "is_claimed", "lock", "path_error"]
 

@@ -13,7 +13,8 @@ import attrs
 import msgspec
 
 from ucm.blocks import BlockKey, KeySpace
-from ucm.errors import DECODE_ERRORS, KeyFormatError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import KeyFormatError
 
 __all__ = [
     "MEANINGS",

@@ -30,9 +30,10 @@ from ucm.backends.disk._stamp import Geometry
 from ucm.backends.files._share import MANIFEST as FILES
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
+from ucm.decoding import DECODE_ERRORS
 from ucm.doctor.findings import Finding, fine, refused, warning, wrong
 from ucm.doctor.place import within
-from ucm.errors import DECODE_ERRORS, ConfigError
+from ucm.errors import ConfigError
 from ucm.registry import how_to_install, load_class
 from ucm.settings import read_section, size_text
 from ucm.stores.slab import mount_of

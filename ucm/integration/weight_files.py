@@ -14,7 +14,8 @@ from typing import Annotated, Any, BinaryIO, TypeAlias
 
 import msgspec
 
-from ucm.errors import DECODE_ERRORS, ConfigError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import ConfigError
 from ucm.integration.changes import last_change_ns
 
 __all__ = ["config_digest", "is_changed_since", "weights_digest", "weights_name"]

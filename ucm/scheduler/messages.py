@@ -16,7 +16,8 @@ import msgspec
 import numpy as np
 
 from ucm.blocks import Owner
-from ucm.errors import DECODE_ERRORS, MessageError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import MessageError
 from ucm.reasons import Reason
 
 __all__ = [

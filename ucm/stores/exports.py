@@ -31,7 +31,8 @@ import msgspec
 from xxhash import xxh3_64_intdigest
 
 from ucm.blocks import KeySpace, PackedKey
-from ucm.errors import DECODE_ERRORS, KeyFormatError, StoreError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import KeyFormatError, StoreError
 from ucm.seals import block_checksum
 
 __all__ = ["VERSION", "ExportReader", "ExportWriter", "Head", "Section", "Start"]

@@ -36,7 +36,7 @@ import msgspec
 
 from ucm.backends.files._share import NEW, OLD, ROOM, WRITER, Share
 from ucm.backends.files._walk import AWAY, entries_of
-from ucm.errors import DECODE_ERRORS
+from ucm.decoding import DECODE_ERRORS
 
 __all__ = ["Ledger", "Seen", "Tally"]
 

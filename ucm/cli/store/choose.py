@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ucm.blocks import KeySpace, keyspace_prefix
-from ucm.errors import DECODE_ERRORS, KeyFormatError, StoreError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import KeyFormatError, StoreError
 from ucm.prefixes import ALGORITHM, PrefixHasher
 from ucm.stores.slab import Blocks, SlabSurvey
 

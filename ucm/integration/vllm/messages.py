@@ -17,7 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from ucm.errors import DECODE_ERRORS, KeyFormatError, MessageError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import KeyFormatError, MessageError
 from ucm.ranks import RankFacts
 from ucm.scheduler.messages import MESSAGE_VERSION, StepPlan, decode_plan
 

@@ -35,7 +35,8 @@ import msgspec
 import numpy as np
 
 from ucm.config import HugePages
-from ucm.errors import DECODE_ERRORS, ConfigError
+from ucm.decoding import DECODE_ERRORS
+from ucm.errors import ConfigError
 from ucm.stores.slab._extents import Geometry
 from ucm.stores.slab._memory import Mount, advise, is_in_memory, mount_of, populate
 

@@ -15,8 +15,8 @@ import attrs
 import msgspec
 
 from ucm.blocks import KeySpace
+from ucm.decoding import DECODE_ERRORS
 from ucm.errors import (
-    DECODE_ERRORS,
     ConfigError,
     KeyFormatError,
     StoreError,
