@@ -154,6 +154,16 @@ STATES = (
         ),
     ),
     Mutant(
+        name="drafter_runs_by_its_numbers",
+        why="A drafter's layer 0 counts as the first, and what its row had before is stored.",
+        file=_DOOR,
+        find="is_draft = _stem(name) != of_model",
+        replace="is_draft = False",
+        killers=(
+            f"{_DOOR_TESTS}::TestOrder::test_drafter_that_numbers_its_layers_anew_runs_last",
+        ),
+    ),
+    Mutant(
         name="other_modes_of_states_taken",
         why="States that are not kept at block ends are stored as if they were.",
         file=_DOOR,

@@ -18,6 +18,7 @@ keep one state per block (``mamba_cache_mode=align``). The others are refused by
 - what the engine itself never finds again (rings, replayed windows, replicas).
 """
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -104,16 +105,30 @@ def _execution_order(config: KVCacheConfig) -> dict[str, int]:
     depends on how the configuration lists them. Within one number a recurrent layer
     counts as the later: no hook tells when it has run. Where tokens are drafted it is
     later than all: the state that counts is copied when it is known which are taken.
+    A drafter that numbers its layers anew (``draft_model.``, ``mtp.``) calls the list
+    otherwise than the model, which has most layers, and runs behind it.
     """
-    key: dict[str, tuple[bool, list[int], bool, str]] = {}
+    key: dict[str, tuple[bool, bool, list[int], bool, str]] = {}
+    stems = Counter(
+        _stem(each) for one in config.kv_cache_groups for each in one.layer_names
+    )
+    of_model = max(stems, key=lambda stem: (stems[stem], stem))
     for group in config.kv_cache_groups:
         for name in group.layer_names:
             numbers = [int(part) for part in name.split(".") if part.isdecimal()]
             spec = _layer_spec(group.kv_cache_spec, name)
             is_state = isinstance(spec, MambaSpec)
             is_late = isinstance(spec, MambaSpec) and spec.num_speculative_blocks > 0
-            key[name] = (is_late, numbers, is_state, name)
+            is_draft = _stem(name) != of_model
+            key[name] = (is_late, is_draft, numbers, is_state, name)
     return {name: at for at, name in enumerate(sorted(key, key=key.__getitem__))}
+
+
+def _stem(layer: str) -> str:
+    """Return what stands before the number of a layer; nothing if it has none."""
+    parts = layer.split(".")
+    numbers = (at for at, part in enumerate(parts) if part.isdecimal())
+    return ".".join(parts[: next(numbers, 0)])
 
 
 def _group(
