@@ -4,6 +4,7 @@
 import contextlib
 import json
 import os
+import resource
 import socket
 import struct
 import subprocess
@@ -305,6 +306,21 @@ class TestSilent:
         """There is nobody to ask."""
         with pytest.raises(NoStatusError, match="nothing runs"):
             read_statuses(tmp_path)
+
+    def test_who_asks_with_one_file_to_open_is_told_so(self, tmp_path, served):
+        """R-24: a server has no files for a while, as clients come in numbers; what it got then
+        was no error of ours, and ended the thread that keeps its gauges fresh."""
+        served()
+        free, files = os.dup(0), resource.RLIMIT_NOFILE
+        os.close(free)
+        before = resource.getrlimit(files)
+        resource.setrlimit(files, (free + 1, before[1]))
+        try:
+            with pytest.raises(NoStatusError, match="Too many open files"):
+                read_statuses(tmp_path)
+        finally:
+            resource.setrlimit(files, before)
+        assert 1 == len(read_statuses(tmp_path).answers)
 
 
 class TestSlab:

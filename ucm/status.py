@@ -21,7 +21,7 @@ import re
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -289,15 +289,19 @@ def read_statuses(directory: Path) -> Statuses:
     Sockets of processes that are gone are passed over.
 
     Raises:
-        NoStatusError: No process of the slab has ever told, or it belongs to others.
+        NoStatusError: No process of the slab has ever told, it belongs to others, or this one
+            has too few files to ask them.
     """
-    try:
-        folder = _open_folder(directory, make=False)
-    except OSError as exc:
-        raise NoStatusError(f"nothing runs on {directory} that tells: {exc}") from exc
-    try:
+    with contextlib.ExitStack() as opened:
+        try:
+            folder = _open_folder(directory, make=False)
+            opened.callback(os.close, folder)
+            names = _names(folder)
+        except OSError as exc:
+            told = f"nothing runs on {directory} that tells: {exc}"
+            raise NoStatusError(told) from exc
         owner, found = os.fstat(folder).st_uid, Statuses()
-        for name in _names(folder):
+        for name in names:
             try:
                 found.answers.append(_ask(folder, name, owner))
             except ConnectionRefusedError:
@@ -305,8 +309,6 @@ def read_statuses(directory: Path) -> Statuses:
             except (OSError, ValueError, RecursionError):
                 found.silent.append(name)
         return found
-    finally:
-        os.close(folder)
 
 
 def _ask(folder: int, name: str, owner: int) -> Status:
@@ -363,9 +365,9 @@ def peer_uid(connection: socket.socket) -> int:
     return user
 
 
-def _names(folder: int) -> Iterator[str]:
+def _names(folder: int) -> list[str]:
     names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
-    yield from names[:_MOST_SOCKETS]
+    return names[:_MOST_SOCKETS]
 
 
 def _remove_stale(folder: int, own: str) -> None:
