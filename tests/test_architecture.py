@@ -43,6 +43,7 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/scheduler/misses.py": 1,  # as the next one
     "ucm/stores/bypass.py": 2,  # a store of others may raise anything, in the engine's thread
     "ucm/spans.py": 1,  # the host's own processors of spans may raise anything
+    "ucm/tracing.py": 2,  # the host's own log may raise anything, in the engine's thread
     "tests/kit/simulation.py": 1,  # hands a simulated thread's error to the run
 }
 """Supervision points: file to number of handlers that may catch every error."""

@@ -4,14 +4,16 @@ Event names of the structured log, and how a log is opened.
 
 Names are constants: renaming one is a breaking change for operators. The library never
 configures structlog globally. Where the host has configured it, events go to the
-host's loggers; otherwise to JSON lines on standard error or in a directory of the
-operator's choice. These are written on a thread of their own: who logs never waits.
+host's loggers, and what these raise is nobody's; otherwise to JSON lines on standard
+error or in a directory of the operator's choice. These are written on a thread of their
+own: who logs never waits.
 
 Standard error belongs to the server: at ``info`` it gets warnings, but not one for each
 ticket that fails alike, the start and end of a process, and a summary once a minute. A
 file gets every line of its level.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -19,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -129,8 +131,7 @@ def open_log(config: LogConfig, role: str) -> Log:
     """
     log: Log
     if structlog.is_configured():
-        log = structlog.get_logger("ucm").bind(role=role)
-        return log
+        return cast("Log", _HostLog(structlog.get_logger("ucm").bind(role=role)))
 
     sink = _sink(config, role)
     quiet: list[structlog.typing.Processor] = []
@@ -207,6 +208,44 @@ unix_now: Final = time.time  # noqa: TID251 - for people and their other logs
 def unix_before(seconds: float) -> float:
     """Return the time of day some seconds ago."""
     return unix_now() - seconds
+
+
+def _writes(level: str) -> Callable[..., None]:
+    """Return the method of a host's log for a level."""
+
+    def write(self: "_HostLog", event: str, **told: object) -> None:
+        """Write, or lose the event: whose thread this is has nothing to do with it."""
+        with contextlib.suppress(Exception):
+            getattr(self.log, level)(event, **told)
+
+    return write
+
+
+class _HostLog:
+    """
+    A host's log, as far as it is used here: a ``Log`` that raises nothing.
+
+    It may be of any class, and write to a disk that is full, or to somebody who has gone.
+
+    Args:
+        log: The host's own.
+    """
+
+    def __init__(self, log: Any) -> None:  # noqa: ANN401 - of any class
+        self.log = log
+
+    def bind(self, **told: object) -> "_HostLog":
+        """Return one whose events have these keys as well."""
+        return _HostLog(self.log.bind(**told))
+
+    def is_enabled_for(self, level: int) -> bool:
+        """Return whether events of a level may be written; not every class knows."""
+        if hasattr(type(self.log), "is_enabled_for"):  # else it may be written itself
+            with contextlib.suppress(Exception):
+                return bool(self.log.is_enabled_for(level))
+        return True
+
+    debug, info, warning, error = map(_writes, ("debug", "info", "warning", "error"))
 
 
 class _LineLogger:
