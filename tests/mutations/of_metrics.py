@@ -69,8 +69,8 @@ METRICS = (
         name="timer_keeps_its_metrics",
         why="Each engine that a program opens leaves a thread behind for good.",
         file=_STATS,
-        find="args=(weakref.ref(self),),",
-        replace="args=(lambda: self,),",
+        find="partial(_look_often, weakref.ref(self))",
+        replace="partial(_look_often, lambda: self)",
         killers=(f"{_FRONT}::test_timer_of_the_front_end_does_not_keep_it",),
     ),
     Mutant(

@@ -12,6 +12,7 @@ import attrs
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from tests.clocks import no_threads
 from tests.integration.vllm.test_halves import request, traced_engine
 from ucm import line_writer
 from ucm.integration.vllm import stats, vitals
@@ -245,6 +246,13 @@ class TestFront:
         before = threading.active_count()
         front = Front(tmp_path, Clock(), capacity="much")
         assert (None, before) == (front.healthy(), threading.active_count())
+
+    def test_server_without_a_thread_that_asks_serves(self, tmp_path) -> None:
+        """R-25: it did not start; steps tell of its engines."""
+        with no_threads("ucm-health"):
+            front = Front(tmp_path, Clock())
+        front.metrics.observe({"gauges": {"ucm_healthy": 1}})
+        assert 1 == front.value("ucm_healthy")
 
     def test_engines_of_a_group_are_told_apart(self, serve, tmp_path) -> None:
         """X-11: vLLM names each after its number; one that hangs is that one."""

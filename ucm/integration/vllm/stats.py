@@ -163,12 +163,9 @@ class UCMPromMetrics(KVConnectorPromMetrics):
         """By engine and role, when a process was last asked that answered."""
         self._slab = _slab_of(vllm_config)
         if self._engine_ids and self._slab is not None:
-            threading.Thread(
-                target=_look_often,
-                args=(weakref.ref(self),),
-                name="ucm-health",
-                daemon=True,
-            ).start()
+            look = partial(_look_often, weakref.ref(self))
+            with contextlib.suppress(RuntimeError):  # no thread: steps alone tell
+                threading.Thread(target=look, name="ucm-health", daemon=True).start()
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add one interval's numbers."""
