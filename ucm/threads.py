@@ -199,6 +199,10 @@ class Aside:
     def put(self, job: object) -> None:
         """Have a job done, with the next one if the system has no thread now. Never blocks."""
         self._jobs.put(job)
+        self.begin()
+
+    def begin(self) -> None:
+        """Have what waits done, for which the system had no thread before. Never blocks."""
         if self._thread is None:
             thread = self._threads.thread(self._run, self._name)
             with contextlib.suppress(RuntimeError):  # it cannot be started

@@ -155,21 +155,12 @@ FAILING = (
         file="ucm/threads.py",
         find="""\
         self._jobs.put(job)
-        if self._thread is None:
-            thread = self._threads.thread(self._run, self._name)
-            with contextlib.suppress(RuntimeError):  # it cannot be started
-                thread.start()
-                self._thread = thread
+        self.begin()
 """,
         replace="""\
-        if self._thread is None:
-            thread = self._threads.thread(self._run, self._name)
-            try:
-                thread.start()
-            except RuntimeError:
-                return
-            self._thread = thread
-        self._jobs.put(job)
+        self.begin()
+        if self._thread is not None:
+            self._jobs.put(job)
 """,
         killers=(
             f"{_ASIDE}::test_job_for_which_there_is_no_thread_is_done_with_the_next",

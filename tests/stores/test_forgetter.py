@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.clocks import RefusingThreads
 from ucm.blocks import PackedKey
 from ucm.errors import StoreUnavailableError
 from ucm.fates import Fate
@@ -69,6 +70,18 @@ class TestForgetter:
         assert forgetting.put(keys[:3])
         assert forgetting.close()
         assert [2, 1, 3] == store.asked
+
+    def test_keys_for_which_there_was_no_thread_keep_no_others_out(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """R-25: where no more may wait, nobody had asked for a thread again."""
+        monkeypatch.setattr(forgetter, "MAX_WAITING_KEYS", 4)
+        store, keys = MemoryStore(8, BLOCK_BYTES), make_keys(5)
+        save(store, keys)
+        late = Forgetter(store, RefusingThreads("ucm-forgetter", 1))
+        assert [True, False] == [late.put(keys[:4]), late.put(keys[4:])]
+        assert late.close()
+        assert [False] * 4 + [True] == store.contains(keys)
 
     def test_tiers_are_told_behind_the_store(self) -> None:
         """R-53: of all keys at once, also of those that the store refused to delete: what it

@@ -47,11 +47,13 @@ class Forgetter:
     def put(self, keys: Sequence[PackedKey]) -> bool:
         """Have keys deleted soon; False if too many wait already. Never blocks."""
         with self._lock:
-            if self._num_waiting + len(keys) > MAX_WAITING_KEYS:
-                return False
-            self._num_waiting += len(keys)
-        self._aside.put(keys)
-        return True
+            has_room = self._num_waiting + len(keys) <= MAX_WAITING_KEYS
+            self._num_waiting += len(keys) if has_room else 0
+        if has_room:
+            self._aside.put(keys)
+        else:
+            self._aside.begin()  # or what waits would keep all others out
+        return has_room
 
     def close(self) -> bool:
         """End the thread once it is through; False if it hangs in the store. Idempotent."""

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -26,10 +27,16 @@ from ucm.integration.vllm.running import Known
 from ucm.metrics import Counters
 from ucm.scheduler.matches import MatchReason, PrefixMatch
 from ucm.scheduler.requests import NO_WISHES
+from ucm.testing.faults import raising
 
 LATER = 10**18
 MARGIN_NS = 250_000_000
 COUNTER = "ucm_unkeyed_lookups_total"
+
+
+def no_thread(target, name):
+    """Return one that the system does not start."""
+    return SimpleNamespace(start=raising(RuntimeError("can't start new thread")))
 
 
 class Engine:
@@ -239,6 +246,17 @@ class TestWaiting:
         many = [request(f"r{number}", adapter) for number in range(65)]
         assert [False] * 64 + [True] == [engine.adapters.may_match(one) for one in many]
         assert {"crowded": 1} == engine.passed()
+        engine.threads.work()
+        assert 3 == len(engine.hashes(request("s", adapter)))
+
+    def test_looks_for_which_there_was_no_thread_keep_no_others_out(self, adapter):
+        """R-25: once as many waited as may, nobody asked for a thread again, for good."""
+        engine = Engine()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine.threads, "thread", no_thread)
+            many = [request(f"r{number}", adapter) for number in range(64)]
+            assert not any(engine.adapters.may_match(one) for one in many)
+        assert engine.adapters.may_match(request("r64", adapter))
         engine.threads.work()
         assert 3 == len(engine.hashes(request("s", adapter)))
 

@@ -266,6 +266,8 @@ class Adapters:
             return look
         if self._is_closed or len(self._open) >= _MAX_OPEN:
             look.problem, look.is_over = _CROWDED, True
+            if not self._is_closed:
+                self._aside.begin()  # or none that waits would ever be over
             return look
         self._open.append(look)
         self._aside.put(look)
