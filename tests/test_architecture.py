@@ -27,10 +27,12 @@ BROAD_HANDLERS: dict[str, int] = {
     "ucm/cache/calls.py": 1,  # tells what a host's own call raised
     "ucm/cache/host_loop.py": 1,  # hands an error to whoever awaits the call
     "ucm/cache/questions.py": 1,  # hands an error to whoever awaits the answer
+    "ucm/devices/selection.py": 1,  # a device of others may raise anything, in an engine's hook
     "ucm/errors.py": 1,  # a host's error may not be able to say what it is
     "ucm/devices/_staged.py": 1,  # a fence that fails, where parts are under way
     "ucm/devices/accelerator.py": 1,  # so where a copy may be, whatever came behind it
     "ucm/integration/vllm/stats.py": 1,  # as of ``stores/bypass.py``, on the status thread
+    "ucm/integration/vllm/worker.py": 1,  # as of ``devices/selection.py``
     "ucm/loop.py": 1,  # tells who joins that a start which raised is over
     "ucm/pipeline/guard.py": 1,  # a device's error must not keep a ticket from its end
     "ucm/pipeline/load.py": 1,  # keeps an error until the copy beside it is over

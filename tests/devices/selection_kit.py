@@ -49,7 +49,7 @@ class StreamDevice(CPUDevice):
         super().__init__(num_blocks)
         self.num_writes = 0
         self.calls: list[object] = []
-        self.failure: DeviceError | None = None
+        self.failure: Exception | None = None
         """What ``lease`` raises when it is to record an event of ours."""
         self.sync_failure: DeviceError | None = None
         """What ``synchronize`` raises."""

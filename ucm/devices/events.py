@@ -30,6 +30,7 @@ from ucm.errors import (
     EventStaleError,
     EventUnreadableError,
     ForeignEventError,
+    text_of,
 )
 from ucm.threads import SYSTEM, Threads
 
@@ -93,6 +94,13 @@ class FailedFence(Fence):
 
     def __init__(self, error: DeviceError) -> None:
         self._error = anew(error)
+
+    @classmethod
+    def of(cls, error: Exception) -> "FailedFence":
+        """Return one for whatever a device, which may be somebody else's, has raised."""
+        if not isinstance(error, DeviceError):
+            error = DeviceError(text_of(error))
+        return cls(error)
 
     def is_done(self) -> bool:
         """Raise why it never passes."""

@@ -160,7 +160,7 @@ class EventSelector:
             self._written.pop(layer_name, None)
         else:
             self._written.clear()  # this may be a write of any layer
-        with contextlib.suppress(DeviceError):
+        with contextlib.suppress(Exception):
             self._written[layer_name] = self._device.lease(None)
 
     def for_layer(self, layer_name: str | None, attn_metadata: object) -> Fence:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
+import pytest
 import torch
 from msgspec.structs import replace
 
@@ -40,6 +41,14 @@ class FailedDevice(FaultDevice):
     def lease(self, event: EventRef | None = None) -> Fence:
         """Fail."""
         raise DeviceFailedError("the device is gone")
+
+
+class ForeignDevice(FaultDevice):
+    """One of somebody else's, which raises what its own library does."""
+
+    def lease(self, event: EventRef | None = None) -> Fence:
+        """Fail."""
+        raise RuntimeError("out of memory for an event")
 
 
 @attrs.frozen(kw_only=True)
@@ -114,13 +123,16 @@ class TestBlocks:
                     "ucm_offered_parts_total", direction=direction
                 )
 
-    def test_failed_device_fails_orders_and_not_the_engine(self) -> None:
+    @pytest.mark.parametrize("kind", [FailedDevice, ForeignDevice])
+    def test_failed_device_fails_orders_and_not_the_engine(
+        self, kind: type[FaultDevice]
+    ) -> None:
         """C6 rule 10, X-13: where no fence can be had any more, saves and loads fail,
         are told as such, and no hook raises."""
         plan = StepPlan(
             step=1, keyspace_digest=KEYSPACE.digest, saves=(SAVE,), loads=(LOAD,)
         )
-        with working(kind=FailedDevice) as half:
+        with working(kind=kind) as half:
             step(half, plan)
             report = settled(half)
             assert (1,) == report.unstored_saves

@@ -395,5 +395,5 @@ class WorkerHalf:
             return FailedFence(DeviceError("the weights were written"))
         try:
             return make_fence()
-        except DeviceError as exc:
-            return FailedFence(exc)
+        except Exception as exc:  # noqa: BLE001 - a device of others, in the engine's hook
+            return FailedFence.of(exc)
