@@ -14,10 +14,9 @@ Contents::
     room/count-NUMBER                 a count; the highest number is the last one
     room/collecting                   made by whoever walks, named in it, who touches it meanwhile
 
-What is about to be put is told before, and what was put behind that: whoever looks may count it
-twice, but never not at all. The tally of a writer that was idle for long is removed as orphans are;
-one that lives all the same begins anew. Where no file can be made, as on a share that is full,
-whoever needs room walks all the same.
+What is about to be put is told before, and what was put behind that: whoever looks may count it twice, but never
+not at all. The tally of a writer that was idle for long goes as orphans do, behind a count that has what it says; one
+that lives all the same begins anew. On a share where no file can be made whoever needs room walks all the same.
 
 Threading: ``mine`` is set on the loop. All else on any thread, and everything may hang.
 """
@@ -28,7 +27,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import KeysView, Mapping
+from collections.abc import KeysView, Mapping, Sequence
 from typing import Annotated, Final, NamedTuple
 
 import attrs
@@ -199,6 +198,7 @@ class Ledger:
             with self._lock:
                 tallies = self._read()
                 tallies[self._writer] = self._own(self.mine)
+            left = self._share.orphans(self._room)
         except OSError:
             return None
         began = time.monotonic()
@@ -215,7 +215,7 @@ class Ledger:
             tallies={name: one[:2] for name, one in tallies.items()},
         )
         with self._lock:
-            self._keep(count)
+            self._keep(count, left)
         seen = self.look()
         return seen and attrs.evolve(seen, is_stuck=counted.nbytes > most)
 
@@ -380,8 +380,8 @@ class Ledger:
             with contextlib.suppress(OSError):
                 os.utime(f"{self._room}/{_LEASE}")
 
-    def _keep(self, count: _Count) -> None:
-        """Have a count take the place of the last one, for all if they can be told."""
+    def _keep(self, count: _Count, left: Sequence[str] = ()) -> None:
+        """Have a count take the place of others, and of tallies that are *left*, for all if they can be told."""
         self._count, self._counted_at = count, time.monotonic()
         self._number += 1
         temporary = self._share.temporary()
@@ -392,9 +392,9 @@ class Ledger:
                 file.write(msgspec.json.encode(count))
             os.rename(temporary, f"{self._room}/count-{newest}")
             self._newest = newest
-            for number in numbers:
+            for path in [*left, *(f"{self._room}/count-{each}" for each in numbers)]:
                 with contextlib.suppress(OSError):  # it may be none of ours
-                    os.unlink(f"{self._room}/count-{number}")
+                    os.unlink(path)
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)

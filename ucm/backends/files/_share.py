@@ -324,25 +324,28 @@ class Share:
         Raises:
             OSError: The share cannot be read.
         """
-        if (now_s := self._now()) is None:
-            return 0  # a share that is full or read-only is counted, and gets room, all the same
-        with contextlib.suppress(FileNotFoundError):
-            self._sweep(self.path(ROOM), now_s)
-        return self._sweep(self._writing, now_s)
-
-    def _sweep(self, folder: str, now_s: float) -> int:
         num_swept = 0
+        for path in self.orphans(self._writing):
+            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(path)
+                num_swept += 1
+        return num_swept
+
+    def orphans(self, folder: str) -> list[str]:
+        """Return what of ours is nobody's any more, for long; raises OSError, as ``sweep`` does."""
+        if (now_s := self._now()) is None or not os.path.exists(folder):
+            return []  # a share that is full or read-only is counted, and gets room, all the same
+        orphans = []
         for entry in entries_of(folder):
             if _LEFT.fullmatch(entry.name) is None:
                 continue
             owner = entry.name.partition("_")[0].rpartition(".")[0]
-            with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+            with contextlib.suppress(FileNotFoundError):
                 # Of a time to come, where the clock was set back: as old as that is far.
                 age_s = abs(now_s - entry.stat(follow_symlinks=False).st_mtime)
                 if age_s > self._orphan_s and not is_alive(owner):
-                    os.unlink(entry.path)
-                    num_swept += 1
-        return num_swept
+                    orphans.append(entry.path)
+        return orphans
 
     def _now(self) -> float | None:
         """Return the time of the share's own clock; None where it takes no file to tell that."""
