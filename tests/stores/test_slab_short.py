@@ -2,6 +2,7 @@
 """A slab for which the system has no thread, or no room for what is beside its blocks."""
 
 import contextlib
+import errno
 import gc
 import os
 import resource
@@ -95,3 +96,21 @@ def test_description_without_room_leaves_nothing(tmp_path):
         assert [] == os.listdir(path / "keyspaces")
         slab.describe(make_keyspace())
         assert 1 == len(os.listdir(path / "keyspaces"))
+
+
+def test_key_spaces_are_told_where_no_descriptor_is_left_for_a_list(
+    tmp_path, monkeypatch
+):
+    """R-25: others of the process may have the last one amid it; the engine's own thread asks, and ended."""
+    with open_slab(tmp_path / "slab") as slab:
+        slab.describe(make_keyspace())
+        errors, listdir = [errno.EMFILE], os.listdir
+
+        def refuse(path):
+            if errors:
+                raise OSError(errors[0], os.strerror(errors.pop()))
+            return listdir(path)
+
+        monkeypatch.setattr(os, "listdir", refuse)
+        assert [make_keyspace()] == list(slab.keyspaces().values())
+        assert not errors

@@ -332,7 +332,7 @@ class SlabStore(Store):
             StoreUnavailableError: A file cannot be read.
         """
         self._slab.check()
-        with contextlib.suppress(ConfigError):  # what is described counts for more
+        with contextlib.suppress(ConfigError, OSError):  # what is described counts more
             self._peers = open_peers(self._slab.directory, self._peers)
         return read_all(self._slab.directory)
 
