@@ -77,8 +77,8 @@ class TestRefusals:
     ):
         """For power, file and directory are flushed before a block is done."""
         flushed = []
-        monkeypatch.setattr(_share.os, "fsync", flushed.append)
         backend = await open_files(root, durability=durability)
+        monkeypatch.setattr(_share.os, "fsync", flushed.append)
         await put(backend, KEYS[0])
         assert durability == backend.capabilities.durable
         assert {"process": 0, "power": 2}[durability] == len(flushed)

@@ -2,6 +2,8 @@
 """Directories of ours that several processes come to at the same time."""
 
 import os
+import stat
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -82,3 +84,23 @@ def test_manifest_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="refused"):
         claim(tmp_path)
     assert [] == os.listdir(tmp_path)
+
+
+def test_directory_is_ours_behind_a_loss_of_power(tmp_path, monkeypatch):
+    """R-24: what was put outlasts it where that is asked for, and nobody could use it any more."""
+    kept, fsync = {}, os.fsync
+
+    def keep(fd):
+        info = os.fstat(fd)
+        is_folder = stat.S_ISDIR(info.st_mode)
+        here = Path(f"/proc/self/fd/{fd}")
+        kept[info.st_ino] = os.listdir(fd) if is_folder else here.read_bytes()
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", keep)
+    claim(tmp_path)
+    (tmp_path / "blocks").mkdir()
+    manifest = tmp_path / NAME
+    manifest.write_bytes(kept.get(manifest.stat().st_ino, b""))
+    assert NAME in kept.get(tmp_path.stat().st_ino, ())
+    assert MINE == claim(tmp_path)

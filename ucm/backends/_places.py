@@ -14,7 +14,7 @@ import secrets
 import shlex
 import stat
 from collections.abc import Collection, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from time import sleep
 from typing import TypeVar
@@ -144,16 +144,32 @@ def _has(path: Path) -> bool:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    """Make a file, all of it or nothing; somebody else's that came first stays."""
+    """
+    Make a file, all of it or nothing; somebody else's that came first stays.
+
+    A loss of power takes nothing of it along: what outlasts that would be nobody's.
+    """
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(temporary, flags, 0o644), "wb") as file:
         try:
             file.write(data)
             file.flush()
+            os.fsync(file.fileno())
             give_name(temporary, path)
+            _keep_names(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _keep_names(folder: Path) -> None:
+    """Have names outlast a loss of power, where the file system can do so."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # some take no such call
+            os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _read(path: Path, mine: _M, key: str) -> _M:
