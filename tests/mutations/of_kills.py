@@ -111,10 +111,20 @@ KILLS = (
         name="object_lands_behind_its_deletion",
         why="What a user had forgotten is in the bucket again, and nobody was told.",
         file="ucm/backends/object.py",
-        find="if not self._puts.await_end(_path(key), lambda: gate.is_left):",
+        find="if not self._puts.await_end(key, lambda: gate.is_left):",
         replace="if False:",
         killers=(
             "tests/backends/test_object.py::TestService::test_deletion_is_behind_a_put_whose_caller_has_left",
+        ),
+    ),
+    Mutant(
+        name="file_lands_behind_its_deletion",
+        why="What a user had forgotten is on the share again, and nobody was told.",
+        file="ucm/backends/files/_backend.py",
+        find="if not self._puts.await_end(key, lambda: gate.is_left):",
+        replace="if False:",
+        killers=(
+            "tests/backends/test_files_late.py::test_deletion_is_behind_a_put_whose_caller_is_gone",
         ),
     ),
     Mutant(

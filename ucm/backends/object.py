@@ -14,11 +14,8 @@ where whoever asked has gone by then. The caller's memory is used by way of the 
 A deletion waits for the puts of its object that are under way, so that none lands behind it.
 """
 
-import contextlib
 import re
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Self, TypeVar
@@ -38,6 +35,7 @@ from xxhash import xxh3_64_intdigest
 
 from ucm.backends._address import no_address
 from ucm.backends._crew import Crew
+from ucm.backends._puts import Puts
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -58,10 +56,6 @@ _T = TypeVar("_T")
 _LARGEST_BLOCK = 1 << 30
 _UNAVAILABLE = Fetched(Verdict.UNAVAILABLE)
 _OPENING_S = 5.0
-_LOOK_S = 0.1
-"""Between looks whether who asked has gone."""
-_PUT_S = 60.0
-"""So long a deletion waits for a put; ``client`` may give a request any time."""
 _ERRORS = (BaseError, OSError)
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>", re.ASCII)
 """What a service says of an error; the rest may have secrets."""
@@ -118,43 +112,6 @@ class ObjectSettings:
     timeout: float = field(5.0, "Seconds for each request.", least=0.01)
 
 
-class _Puts:
-    """Objects that threads are putting, whoever waits for that; any thread."""
-
-    def __init__(self) -> None:
-        self._paths: list[str] = []
-        self._ended = threading.Condition()
-
-    @contextlib.contextmanager
-    def putting(self, path: str) -> Iterator[None]:
-        """Have it known that an object is being put."""
-        with self._ended:
-            self._paths.append(path)
-        try:
-            yield
-        finally:
-            with self._ended:
-                self._paths.remove(path)
-                self._ended.notify_all()
-
-    def await_end(self, path: str, is_left: Callable[[], bool]) -> bool:
-        """
-        Wait until nobody puts an object, a request's time as a rule.
-
-        Args:
-            path: Of the object.
-            is_left: Whether who asked has gone: it is waited for no more.
-
-        Returns:
-            Whether nobody does.
-        """
-        until = time.monotonic() + _PUT_S
-        with self._ended:
-            while path in self._paths and not is_left() and time.monotonic() < until:
-                self._ended.wait(_LOOK_S)
-            return path not in self._paths and not is_left()
-
-
 class ObjectBackend(Backend):
     """
     Blocks as objects; made by ``open_configured``.
@@ -167,7 +124,7 @@ class ObjectBackend(Backend):
     def __init__(self, store: Any, num_requests: int) -> None:  # noqa: ANN401 - a union
         self._store = store
         self._crew = Crew(num_requests, "ucm-object")
-        self._puts = _Puts()
+        self._puts = Puts()
         self._is_open = True
         self._trouble = ""
 
@@ -327,9 +284,8 @@ class ObjectBackend(Backend):
     def _put(self, block: Sealed) -> Verdict:
         if len(block.data) > _LARGEST_BLOCK:
             return Verdict.FULL
-        path = _path(block.key)
-        with self._puts.putting(path):
-            return self._put_to(path, block)
+        with self._puts.putting([block.key]):
+            return self._put_to(_path(block.key), block)
 
     def _put_to(self, path: str, block: Sealed) -> Verdict:
         header = Envelope(block.key, len(block.data), block.checksum).encode()
@@ -349,7 +305,7 @@ class ObjectBackend(Backend):
 
     def _delete(self, key: PackedKey) -> Verdict:
         gate = self._crew.gate
-        if not self._puts.await_end(_path(key), lambda: gate.is_left):
+        if not self._puts.await_end(key, lambda: gate.is_left):
             return Verdict.UNAVAILABLE
         there = self._look(key)
         if gate.is_left:  # it may have been put anew since

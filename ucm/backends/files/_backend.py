@@ -3,8 +3,8 @@
 The verbs of the files backend.
 
 A mount may hang for as long as its server is away. Threads that hang are left behind when their
-caller goes: what they read lies in memory of their own, and what they wrote gets no name. Once
-all of them hang, calls answer at once that they have no answer (X-14).
+caller goes: what they read lies in memory of their own, and what they wrote gets no name, unless it
+just does: a deletion waits for that. Once all of them hang, calls answer at once that they have no answer (X-14).
 """
 
 import contextlib
@@ -21,6 +21,7 @@ import anyio
 import attrs
 
 from ucm.backends._crew import Crew, Job
+from ucm.backends._puts import Puts
 from ucm.backends.abc import (
     Backend,
     BackendCapabilities,
@@ -133,6 +134,7 @@ class FilesBackend(Backend):
         self._settings = settings
         self._key = key
         self._crew = Crew(settings.threads, "ucm-files")
+        self._puts = Puts()
         self._is_open = True
         self._late = deque[int]()
         """Bytes of blocks that were put behind the end of their call, and are not counted yet."""
@@ -294,7 +296,7 @@ class FilesBackend(Backend):
         """Remove each file."""
         told = [Verdict.UNAVAILABLE] * len(keys)
         if self._can_ask():
-            await self._crew.run(keys, self._share.remove, told, leave=True)
+            await self._crew.run(keys, self._remove, told, leave=True)
             self._room.removed(told.count(Verdict.DONE))
         return told
 
@@ -320,7 +322,14 @@ class FilesBackend(Backend):
 
     def _write(self, done: _Done, blocks: Sequence[Sealed]) -> list[Verdict]:
         sizes = [HEADER_BYTES + len(block.data) for block in blocks]
-        verdicts = self._share.write(blocks, self._crew.gate)
+        with self._puts.putting([block.key for block in blocks]):
+            verdicts = self._share.write(blocks, self._crew.gate)
         are_done = [verdict is Verdict.DONE for verdict in verdicts]
         done.add(itertools.compress(sizes, are_done))
         return verdicts
+
+    def _remove(self, key: PackedKey) -> Verdict:
+        gate = self._crew.gate
+        if not self._puts.await_end(key, lambda: gate.is_left):
+            return Verdict.UNAVAILABLE
+        return self._share.remove(key)
