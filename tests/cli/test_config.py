@@ -120,6 +120,7 @@ class TestCheck:
             ),
             ({"tiers": [{"type": "disk"}]}, "tiers.0.path='' in {}: missing"),
             ({"tiers": [DISK, {"type": "files"}]}, "tiers.1.path='' in {}: missing"),
+            ({"tiers": [DISK, DISK]}, "in {}: tiers.0 has it, too."),
             (
                 {"tiers": [DISK], "store": {"type": "null"}},
                 "only a slab has tiers",

@@ -222,6 +222,17 @@ class TestFindings:
             assert 2 == told.code
             assert told.is_tidy()
 
+    def test_directory_of_two_tiers_is_found_once(self, tmp_path):
+        """Each of them alone is well."""
+        tier = {"type": "files", "path": str(tmp_path / "t"), "capacity": "256MiB"}
+        store = {"path": str(tmp_path / "slab"), "capacity": CAPACITY}
+        given = {ENGINE: {"store": store, "tiers": [tier, {**tier, "type": "disk"}]}}
+        (text,) = examined(transfer=engine(tmp_path / "slab", **given))
+        assert "tiers.0 has it, too Give each one its own." in text
+        del tier["capacity"], tier["path"]
+        (text,) = examined(transfer=engine(tmp_path / "slab", **given))
+        assert "tiers.0.path=" in text
+
     @pytest.mark.parametrize(
         ("given", "told"),
         [

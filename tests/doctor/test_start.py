@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is refused before a start: by whom, and in what time."""
 
+import re
+
 import pytest
 
 from tests.kit.file_tier import registration
 from ucm.config import LogConfig, StoreConfig, UCMConfig
 from ucm.doctor import start
 from ucm.doctor.start import check_log, check_start
-from ucm.doctor.tiers import read_tier
+from ucm.doctor.tiers import check_apart, read_tier
 from ucm.errors import ConfigError
 
 
@@ -50,3 +52,32 @@ def test_tier_of_others_is_left_to_its_backend(tmp_path, monkeypatch):
     assert read_tier(tier, "tiers.0") is None
     with pytest.raises(ConfigError, match="admission"):
         read_tier({**tier, "admission": "x"}, "tiers.0")
+
+
+def of_tiers(*tiers):
+    """Return settings with tiers of these types and directories, over the slab ``/t/slab``."""
+    given = [{"type": kind, "path": path} for kind, path in tiers]
+    return UCMConfig(store=StoreConfig(path="/t/slab"), tiers=given)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "told"),
+    [
+        (
+            [("disk", ["/t/a", "/t/b"]), ("disk", "/t/b")],
+            "tiers.1.path='/t/b': tiers.0",
+        ),
+        ([("files", "/t/a"), ("disk", "/t/a")], "tiers.1.path='/t/a': tiers.0"),
+        ([("files", "/t/slab")], "tiers.0.path='/t/slab': store.path"),
+    ],
+)
+def test_directory_that_two_are_to_fill_is_refused(tiers, told):
+    """The agent ends with code 2 for it, each minute anew, and the slab serves alone: these settings
+    were called well."""
+    with pytest.raises(ConfigError, match=f"^{re.escape(told)} has it, too"):
+        check_apart(of_tiers(*tiers))
+
+
+def test_directories_that_an_agent_takes_are_well():
+    """Two tiers of files may have one: each reads what the other has written."""
+    check_apart(of_tiers(("files", "/t/a"), ("files", "/t/a"), ("disk", ["/t/b"])))

@@ -31,7 +31,7 @@ from ucm.doctor.sizing import (
     sizes_of,
 )
 from ucm.doctor.start import check_log, check_store_type
-from ucm.doctor.tiers import check_tier
+from ucm.doctor.tiers import check_apart, check_tier
 from ucm.doctor.trial import try_round_trip
 from ucm.errors import ConfigError
 from ucm.stores.slab import SlabLook, is_in_memory, look
@@ -243,8 +243,13 @@ def _check_tiers(
     for found in _refused("tier", lambda: check_tiers(config)):
         if not found.text.startswith("tiers."):  # of which each is told on its own
             yield found
-    for at, tier in enumerate(tiers):
-        yield check_tier(tier, f"tiers.{at}", block_bytes=block_bytes)
+    told = [
+        check_tier(tier, f"tiers.{at}", block_bytes=block_bytes)
+        for at, tier in enumerate(tiers)
+    ]
+    yield from told
+    if all(each.severity is not Severity.WRONG for each in told):  # else it is told
+        yield from _refused("tier", lambda: check_apart(config))
 
 
 def _refused(check: str, call: Callable[[], None]) -> list[Finding]:

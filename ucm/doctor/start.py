@@ -15,7 +15,7 @@ from ucm.agent.joining import check_tiers
 from ucm.config import LogConfig, StoreConfig, UCMConfig
 from ucm.doctor.engine import check_connector, check_policy, check_role
 from ucm.doctor.place import within
-from ucm.doctor.tiers import read_tier
+from ucm.doctor.tiers import check_apart
 from ucm.errors import ConfigError
 from ucm.registry import load_class
 from ucm.stores.opening import open_store
@@ -43,8 +43,7 @@ def check_start(config: UCMConfig, transfer: Mapping[str, object] | None) -> Non
         check_policy(transfer)
     check_store_type(config.store)
     check_tiers(config)
-    for number, tier in enumerate(config.tiers):
-        read_tier(tier, f"tiers.{number}")
+    check_apart(config)
     if config.store.type == "slab":
         _check_place(config.store)
     check_log(config.log)

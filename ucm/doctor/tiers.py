@@ -30,6 +30,7 @@ from ucm.backends.disk._stamp import Geometry
 from ucm.backends.files._share import MANIFEST as FILES
 from ucm.backends.opening import open_backend
 from ucm.blocks import BlockHash, BlockKey, GroupId, ShardId
+from ucm.config import UCMConfig
 from ucm.decoding import DECODE_ERRORS
 from ucm.doctor.findings import Finding, fine, refused, warning, wrong
 from ucm.doctor.place import within
@@ -38,7 +39,7 @@ from ucm.registry import how_to_install, load_class
 from ucm.settings import read_section, size_text
 from ucm.stores.slab import mount_of
 
-__all__ = ["PROBES", "check_tier", "probe_by_opening", "read_tier"]
+__all__ = ["PROBES", "check_apart", "check_tier", "probe_by_opening", "read_tier"]
 
 _Opener = Callable[[Mapping[str, object], str], Awaitable[Backend]]
 _CHECK: Final = "tier"
@@ -158,6 +159,25 @@ def read_tier(settings: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 
             raise ConfigError(f"{key}.{needed}", "", "missing", remedy)
     _check_client(str(settings["type"]), key)
     return read
+
+
+def check_apart(config: UCMConfig) -> None:
+    """
+    Refuse a directory that two are to fill, of which the agent finds the second taken.
+
+    Raises:
+        ConfigError: Two tiers have it, unless both are of files, or a tier and the slab; or a setting of a
+            tier is wrong.
+    """
+    taken = {Path(config.store.path).absolute(): ("store.path", "slab")}
+    for number, tier in enumerate(config.tiers):
+        key, kind = f"tiers.{number}", str(tier["type"])
+        path = getattr(read_tier(tier, key), "path", ())
+        for each in (path,) if isinstance(path, Path) else path:
+            other, its_kind = taken.setdefault(each, (key, kind))
+            if other != key and (kind, its_kind) != ("files", "files"):
+                problem, remedy = f"{other} has it, too", "Give each one its own."
+                raise ConfigError(f"{key}.path", str(each), problem, remedy)
 
 
 def _check_client(kind: str, key: str) -> None:
