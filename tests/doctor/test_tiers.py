@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor says of tiers: up, down, hung, lying, and wrong settings."""
 
+import os
+
 import anyio
 import pytest
 
 from ucm.backends.abc import Advice, Presence
 from ucm.backends.memory import MemoryBackend, Shelf
 from ucm.backends.opening import open_backend
+from ucm.doctor import tiers
 from ucm.doctor.findings import Severity
 from ucm.doctor.tiers import check_tier
 from ucm.errors import ConfigError
@@ -199,6 +202,33 @@ class TestDrives:
         finding = check_tier(given, "tiers.0")
         assert Severity.WRONG is finding.severity
         assert "of 900 TiB" in finding.text
+
+    def test_drives_of_one_file_system_have_its_room_together(self, tmp_path):
+        """Of two that are not mounted, say: each alone had room for its half, and both were called
+        well, where the agent finds none for the second."""
+        free = os.statvfs(tmp_path)
+        capacity = free.f_bavail * free.f_frsize * 3 // 2
+        paths = [str(tmp_path / "a"), str(tmp_path / "b")]
+        finding = check_tier(
+            {"type": "disk", "path": paths, "capacity": capacity}, "tiers.0"
+        )
+        assert Severity.WRONG is finding.severity
+        assert f"{tmp_path / 'b'} has room for " in finding.text
+
+    def test_drive_behind_one_without_direct_reads_is_looked_at(
+        self, tmp_path, monkeypatch
+    ):
+        """That the first is only slower is no news then: the second was not looked at."""
+        monkeypatch.setattr(tiers, "_takes_direct", lambda _fd: False)
+        paths = [tmp_path / "a", tmp_path / "b"]
+        for path in paths:
+            path.mkdir(mode=0o700)
+        given = {"type": "disk", "path": [*map(str, paths)], "capacity": "256MiB"}
+        finding = check_tier(given, "tiers.0")
+        assert Severity.WARNING is finding.severity
+        assert f"{tmp_path / 'a'} (" in finding.text
+        (tmp_path / "b" / "theirs").touch()
+        assert Severity.WRONG is check_tier(given, "tiers.0").severity
 
     def test_drive_that_was_made_for_smaller_blocks_is_found(self, tmp_path):
         """One whose capacity was raised to what the model needs stays cut as it was, and takes no

@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -258,7 +259,8 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
     """
     read = read_tier(settings, key)
     share = read.capacity // len(read.path)
-    told = []
+    promised = Counter[int]()  # bytes of each file system, to the drives before
+    told, cached = [], []
     for path in read.path:
         _check_claim(path, DISK, key, seconds)
         place = path if path.is_dir() else path.parent
@@ -266,20 +268,22 @@ def _probe_drives(settings: Mapping[str, object], key: str, seconds: float) -> F
         if tried is None or tried.problem:
             why = tried.problem if tried else "it does not answer"
             return wrong(_CHECK, f"{key} (disk): {place}: {why}", "Look at the mount.")
-        free = os.statvfs(place)
-        left = free.f_bavail * free.f_frsize + _allocated(path)
+        free, device, own = os.statvfs(place), place.stat().st_dev, _allocated(path)
+        left = max(0, free.f_bavail * free.f_frsize - promised[device]) + own
         if left < share:
             text = f"{key} (disk): {path} has room for {size_text(left)} of {size_text(share)}"
             return wrong(
                 _CHECK, text, "Set its capacity to less, or use a larger drive."
             )
+        promised[device] += max(0, share - own)
         told.append(f"{path} ({tried.kind})")
-        if not tried.takes_direct:
-            return warning(
-                _CHECK,
-                f"{key} (disk): {path} ({tried.kind}) takes no O_DIRECT",
-                "It works by way of the page cache; a local ext4 or xfs is faster.",
-            )
+        cached += [] if tried.takes_direct else told[-1:]
+    if cached:
+        return warning(
+            _CHECK,
+            f"{key} (disk): {', '.join(cached)} takes no O_DIRECT",
+            "It works by way of the page cache; a local ext4 or xfs is faster.",
+        )
     return fine(
         _CHECK, f"{key} (disk): {size_text(read.capacity)} fit in {', '.join(told)}"
     )
