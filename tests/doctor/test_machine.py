@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the doctor says of the machine."""
 
+import os
+
 import attrs
 import pytest
 
 from tests.stores.test_slab_room import make_system
-from ucm.config import StoreConfig, UCMConfig
+from ucm.config import StoreConfig, ThreadConfig, UCMConfig
 from ucm.doctor.findings import Severity
 from ucm.doctor.machine import MachineFacts, check_machine, gather_machine
 
@@ -39,6 +41,32 @@ def test_nodes_that_are_chosen_need_no_note():
     """Who has set it knows."""
     chosen = UCMConfig(store=StoreConfig(numa="interleave"))
     assert [] == noted(chosen, nodes="0-1")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("99999", "the system refuses CPUs 99999"),
+        ("{},99999", "CPUs 99999 are offline or not allowed"),
+    ],
+)
+def test_cpus_for_copies_that_there_are_not_are_found(asked, told):
+    """Copies run elsewhere then, of which the engine's log alone tells: it was called well."""
+    asked = asked.format(min(os.sched_getaffinity(0)))
+    config = UCMConfig(threads=ThreadConfig(affinity=asked))
+    found = [*check_machine(FACTS, config)]
+    (text,) = [each.text for each in found if each.severity is Severity.WARNING]
+    assert text.startswith(f"threads.affinity='{asked}': ")
+    assert told in text
+
+
+def test_cpus_for_copies_that_there_are_are_well():
+    """The doctor's own threads stay where they were."""
+    before = os.sched_getaffinity(0)
+    config = UCMConfig(threads=ThreadConfig(affinity=str(min(before))))
+    found = check_machine(FACTS, config)
+    assert {Severity.FINE} == {each.severity for each in found}
+    assert before == os.sched_getaffinity(0)
 
 
 def test_versions_are_told():

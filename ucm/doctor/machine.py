@@ -10,13 +10,16 @@ from pathlib import Path
 
 import attrs
 
+from ucm.affinity import NUMA, OFF, AffinityPlan, bind_thread, parse_cpulist
 from ucm.config import UCMConfig
-from ucm.doctor.findings import Finding, fine, note
+from ucm.doctor.findings import Finding, fine, note, warning
+from ucm.doctor.place import within
 
 __all__ = ["MachineFacts", "check_machine", "gather_machine"]
 
 _PACKAGES = ("ucm", "vllm", "torch", "vllm-ascend", "torch-npu", "PyYAML")
 _POPULATES_SINCE = (5, 14)
+_ANSWERS_S = 5.0
 
 
 @attrs.frozen(kw_only=True)
@@ -84,6 +87,21 @@ def check_machine(facts: MachineFacts, config: UCMConfig) -> Iterator[Finding]:
             "CPUs",
             "this process may use one CPU; copies share it with the engine",
             "Give it a second one.",
+        )
+    yield from _check_affinity(config.threads.affinity)
+
+
+def _check_affinity(setting: str) -> Iterator[Finding]:
+    """Try the CPUs that copy threads are to have, on a thread that ends then."""
+    if setting in (OFF, NUMA):
+        return
+    plan = AffinityPlan(parse_cpulist(setting), "not all can be had")
+    bound = within(_ANSWERS_S, lambda: bind_thread(plan))
+    if bound is not None and bound.cpus != plan.cpus:
+        yield warning(
+            "CPUs",
+            f"threads.affinity={setting!r}: {bound.reason}",
+            "Use CPUs that are online and that the container may use.",
         )
 
 
