@@ -89,6 +89,10 @@ class TestSizes:
         with pytest.raises(ConfigFileError, match=r"MODEL=.*int4"):
             model({**LLAMA, "torch_dtype": "int4"})
 
+    def test_model_that_says_it_has_no_latent_vectors_has_heads(self, model):
+        """As the small ones of DeepSeek's do, and as the engine reads it: none of them could be read."""
+        assert model(LLAMA) == model({**LLAMA, "kv_lora_rank": None})
+
     def test_text_of_a_multimodal_model_is_looked_into(self, model):
         """Its own part counts, and what it leaves out is the whole's."""
         inner = {k: LLAMA[k] for k in LLAMA if k != "torch_dtype"}

@@ -157,7 +157,7 @@ def _facts(text: Mapping[str, Any], element: int) -> ModelFacts:
     layers = _count(text, "num_hidden_layers")
     kinds = text.get("layer_types") or text.get("layers_block_type")
     states, windows = _kinds(kinds, layers, text.get("full_attention_interval"))
-    if "kv_lora_rank" in text:
+    if text.get("kv_lora_rank") is not None:
         latent = _count(text, "kv_lora_rank") + _count(text, "qk_rope_head_dim")
         return ModelFacts(
             layers=layers - states,
