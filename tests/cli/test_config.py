@@ -141,6 +141,10 @@ class TestCheck:
                     "393216, or fewer drives."
                 ),
             ),
+            (
+                {"kv_events": "node", "store": {"type": "null"}},
+                "kv_events='node' in {}: store.type is 'null'",
+            ),
             ({"timeout": {"fetch": 61}}, "timeout.fetch=61 in {}: out of range."),
             (
                 {"log": {"directory": "/dev/null/x"}},

@@ -242,6 +242,10 @@ class TestFindings:
                 {ENGINE: {"store": {"type": "null"}, "tiers": [{"type": "memory"}]}},
                 "only a slab has tiers",
             ),
+            (
+                {ENGINE: {"store": {"type": "null"}, "kv_events": "node"}},
+                "only a slab records its changes",
+            ),
             ({"kv_role": "kv_bth"}, "Use one of ['kv_both'"),
         ],
     )

@@ -16,7 +16,7 @@ from ucm.errors import ConfigError
 from ucm.registry import registered
 from ucm.tracing import Log
 
-__all__ = ["check_machines", "check_tiers", "open_client"]
+__all__ = ["check_machines", "check_records", "check_tiers", "open_client"]
 
 _OF_ONE_MACHINE: Final = ("disk", "memory")
 """Types of tiers that no other machine sees."""
@@ -62,6 +62,22 @@ def _check_told(key: str, value: object) -> None:
             f"the agent of tiers cannot be told it: {exc}",
             "Give texts, numbers, and lists and mappings of these; a path as a text.",
         ) from exc
+
+
+def check_records(config: UCMConfig) -> None:
+    """
+    Refuse events of what no store keeps a record of.
+
+    Raises:
+        ConfigError: The store is no slab.
+    """
+    if config.kv_events is not KVEvents.OFF and config.store.type != "slab":
+        raise ConfigError(
+            "kv_events",
+            config.kv_events.value,
+            f"store.type is {config.store.type!r}, and only a slab records its changes",
+            "Leave store.type out, or kv_events.",
+        )
 
 
 def check_machines(config: UCMConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import click
 
-from ucm.agent.joining import check_tiers
+from ucm.agent.joining import check_records, check_tiers
 from ucm.cli.given import Given, read_given, settings_options
 from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
@@ -107,6 +107,7 @@ def doctor(
             *_refused(
                 "queue", lambda: config.queue.check_holds(block_bytes, "a block")
             ),
+            *_refused("KV events", lambda: check_records(config)),
             *_refused("log", lambda: check_log(config.log)),
         ]
     is_wrong = any(each.severity is Severity.WRONG for each in findings)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from ucm.agent.joining import check_tiers
+from ucm.agent.joining import check_records, check_tiers
 from ucm.config import LogConfig, StoreConfig, UCMConfig
 from ucm.doctor.engine import check_connector, check_policy, check_role
 from ucm.doctor.place import within
@@ -43,6 +43,7 @@ def check_start(config: UCMConfig, transfer: Mapping[str, object] | None) -> Non
         check_policy(transfer)
     check_store_type(config.store)
     check_tiers(config)
+    check_records(config)
     check_apart(config)
     if config.store.type == "slab":
         _check_place(config.store)

@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from ucm.agent.joining import check_records
 from ucm.agent.mirror import News, Said
 from ucm.config import KVEvents, UCMConfig
 from ucm.errors import ConfigError
@@ -216,19 +217,12 @@ def check_events(config: UCMConfig, vllm_config: Any) -> None:  # noqa: ANN401 -
     """
     if config.kv_events is KVEvents.OFF:
         return
-    word = config.kv_events.value
+    check_records(config)
     engines = getattr(vllm_config, "kv_events_config", None)
     if engines is None or not engines.enable_kv_cache_events:
         raise ConfigError(
             "kv_events",
-            word,
+            config.kv_events.value,
             "the engine publishes no KV events",
             "Add --kv-events-config '{\"enable_kv_cache_events\": true}', or leave it out.",
-        )
-    if config.store.type != "slab":
-        raise ConfigError(
-            "kv_events",
-            word,
-            f"store.type is {config.store.type!r}, and only a slab records its changes",
-            "Leave store.type out, or kv_events.",
         )
