@@ -255,8 +255,8 @@ DOCTOR = (
         name="tiers_unread_by_the_check",
         why="A misspelt key of a tier is called well, and the agent ends at its start.",
         file="ucm/doctor/start.py",
-        find='        read_tier(tier, f"tiers.{number}")\n',
-        replace="        pass\n",
+        find="    check_apart(config)\n",
+        replace="",
         killers=(f"{_CHECK}::test_what_an_engine_or_its_agent_refuses_is_refused",),
     ),
     Mutant(
