@@ -246,10 +246,14 @@ class TestFindings:
                 {ENGINE: {"store": {"type": "null"}, "kv_events": "node"}},
                 "only a slab records its changes",
             ),
+            (
+                {ENGINE: {"store": {"type": "null"}, "hit_ratio": 0.5}},
+                "hit_ratio is 0.5: hits are made up",
+            ),
             ({"kv_role": "kv_bth"}, "Use one of ['kv_both'"),
         ],
     )
-    def test_what_an_engine_refuses_is_found(self, tmp_path, given, told):
+    def test_what_an_engine_refuses_or_garbles_is_found(self, tmp_path, given, told):
         """Each by its name, and once."""
         (text,) = examined(transfer=engine(tmp_path / "slab", **given))
         assert told in text

@@ -131,7 +131,7 @@ class _Engine:
     def of(cls, given: Given, options: Mapping[str, Any]) -> "_Engine":
         said = {str(key).replace("-", "_"): given.engine[key] for key in given.engine}
         said |= options
-        versions = gather_machine().packages
+        versions, config = gather_machine().packages, given.configuration.config
         how = Deployment(
             tensor_parallel=_number(said, "tensor_parallel_size", 1),
             pipeline_parallel=_number(said, "pipeline_parallel_size", 1),
@@ -143,7 +143,8 @@ class _Engine:
             version=versions.get("vllm", ""),
             hash_algorithm=str(said.get("prefix_caching_hash_algo", "sha256")),
             hash_seed=python_hash_seed(),
-            writes_back=given.configuration.config.consumer_saves_decoded,
+            writes_back=config.consumer_saves_decoded,
+            hit_ratio=config.hit_ratio,
         )
         return cls(facts, str(said.get("model", "")), how, "block_size" in said)
 

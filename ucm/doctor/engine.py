@@ -38,6 +38,7 @@ class EngineFacts:
         hash_algorithm: Its ``prefix_caching_hash_algo``.
         hash_seed: ``PYTHONHASHSEED``, empty when unset.
         writes_back: A consumer is to save what it decodes.
+        hit_ratio: Share of hits that are made up; None: none.
     """
 
     transfer: Mapping[str, object] | None = None
@@ -45,11 +46,19 @@ class EngineFacts:
     hash_algorithm: str = "sha256"
     hash_seed: str = ""
     writes_back: bool = False
+    hit_ratio: float | None = None
 
 
 def check_engine(facts: EngineFacts) -> Iterator[Finding]:
     """Say what the engine would make of it."""
     yield from _check_transfer(facts.transfer)
+    if facts.hit_ratio is not None:
+        yield wrong(
+            "engine",
+            f"hit_ratio is {facts.hit_ratio:g}: hits are made up, nothing is saved or loaded, and the "
+            "output is garbage",
+            "Leave it out to serve: it is for sizing only.",
+        )
     if facts.transfer is not None:
         try:
             check_connector(facts.transfer)
