@@ -154,7 +154,7 @@ class TestReasons:
         ]
         codes += [fate.value for fate in misses._GONE]
         codes += [text for _, text in misses.SHORTFALLS.values()]
-        codes.append(misses._DECLINED[MatchReason.LOAD_FAILED][1])
+        codes += [misses._DECLINED[MatchReason.LOAD_FAILED][1], misses._UNTOLD[1]]
         assert [] == [
             code for code in codes if not (DETAILS.get(code) or ENDS.get(code))
         ]
@@ -199,6 +199,12 @@ class TestReasons:
                 {"text": "a tier could not be asked", "slab": "evicted"},
                 "A tier, or the node's agent, could not be asked. slab: evicted.",
                 DETAILS["a tier could not be asked"].remedy,
+            ),
+            (
+                "unknown",
+                {"text": "the store keeps no such things"},
+                "The store does not tell what became of its blocks; one of type null has none.",
+                "Leave store.type out, or set it to slab.",
             ),
             ("new", "a text", "a text", explain_miss("new").remedy),
         ],

@@ -60,6 +60,7 @@ SHORTFALLS: Final = {
     Reason.QUEUE_TICKETS: (MissReason.QUEUE, "there was no room to ask the tiers"),
 }
 """What the end of a question to tiers says of the blocks that the slab lacks."""
+_UNTOLD: Final = MissReason.UNKNOWN, "the store keeps no such things"
 _GONE: Final = {
     Fate.EVICTED: MissReason.EVICTED,
     Fate.FORGOTTEN: MissReason.EVICTED,
@@ -171,7 +172,8 @@ class Misses:
             return _GONE[told.fate], detail
         if known is not None:
             return known[0].reason, detail
-        return MissReason.UNKNOWN, {"text": "the store keeps no such things"}
+        reason, text = _UNTOLD
+        return reason, {"text": text}
 
 
 def _declined(match: PrefixMatch, computed_tokens: int) -> Miss | None:

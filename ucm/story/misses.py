@@ -250,6 +250,10 @@ DETAILS: Final[Mapping[str, Explained]] = {
         "A tier takes only what is stored a second time.",
         "Set the tier's admission to all.",
     ),
+    "the store keeps no such things": Explained(
+        "The store does not tell what became of its blocks; one of type null has none.",
+        "Leave store.type out, or set it to slab.",
+    ),
     "forgotten": Explained(
         "Somebody had it deleted.", "Look who calls `ucm store rm`, or asks to forget."
     ),
