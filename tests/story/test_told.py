@@ -154,7 +154,9 @@ class TestReasons:
         ]
         codes += [fate.value for fate in misses._GONE]
         codes += [text for _, text in misses.SHORTFALLS.values()]
-        codes += [misses._DECLINED[MatchReason.LOAD_FAILED][1], misses._UNTOLD[1]]
+        codes += [misses._UNTOLD[1]]
+        some = MatchReason.LOAD_FAILED, MatchReason.ELSEWHERE
+        codes += [misses._DECLINED[each][1] for each in some]
         assert [] == [
             code for code in codes if not (DETAILS.get(code) or ENDS.get(code))
         ]

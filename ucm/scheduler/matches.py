@@ -30,6 +30,8 @@ class MatchReason(enum.StrEnum):
     """The loads of others leave no room in the step's plan."""
     LIMITED = "limited"
     """The request says that no more of it is to be loaded."""
+    ELSEWHERE = "elsewhere"
+    """A rank on another machine has no more of it."""
     SLOWER = "slower"
     """Loading it is predicted to take longer than computing it."""
     UNAVAILABLE = "unavailable"

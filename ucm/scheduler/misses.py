@@ -40,6 +40,10 @@ _DECLINED: Final = {
     MatchReason.LONG_ID: (MissReason.ADMISSION, "the request's id is too long"),
     MatchReason.LIMITED: (MissReason.ADMISSION, "the request limits what is loaded"),
     MatchReason.NO_ROOM: (MissReason.QUEUE, "the loads of others fill the step's plan"),
+    MatchReason.ELSEWHERE: (
+        MissReason.UNKNOWN,
+        "a rank on another machine lacks its part",
+    ),
     MatchReason.SLOWER: (MissReason.SLOWER, "loading was predicted to be slower"),
     MatchReason.UNAVAILABLE: (MissReason.UNAVAILABLE, "the store did not answer"),
     MatchReason.PAUSED: (MissReason.BYPASSED, "the store is not asked for a while"),
@@ -60,6 +64,7 @@ SHORTFALLS: Final = {
     Reason.QUEUE_TICKETS: (MissReason.QUEUE, "there was no room to ask the tiers"),
 }
 """What the end of a question to tiers says of the blocks that the slab lacks."""
+_JUST_STORED: Final = MissReason.NOT_COMMITTED, "it was stored just now"
 _UNTOLD: Final = MissReason.UNKNOWN, "the store keeps no such things"
 _GONE: Final = {
     Fate.EVICTED: MissReason.EVICTED,
@@ -132,7 +137,9 @@ class Misses:
                 if each.fate is not Fate.STORED:
                     told = each
                     break
-            reason, detail = self._reason(block, told)
+            is_here = match.reason is MatchReason.ELSEWHERE
+            stored = _DECLINED[match.reason] if is_here else _JUST_STORED
+            reason, detail = self._reason(block, told, stored)
             if reason is MissReason.NEVER_OFFERED and not match.tokens:
                 differs = elsewhere(keys[0])
                 if differs is not None:
@@ -145,9 +152,9 @@ class Misses:
         return Miss(reason, detail, block, keys[0])
 
     def _reason(
-        self, block: MissingBlock, told: Told
+        self, block: MissingBlock, told: Told, stored: tuple[MissReason, str]
     ) -> tuple[MissReason, dict[str, object]]:
-        """Return why, *told* of the first part that is not there."""
+        """Return why, *told* of the first part that is not there, or that all are: then why is *stored*."""
         transfers, now = self._transfers, self._transfers.denied.now
         group_id, block_hash = block.group.group_id, block.block_hash
         known = transfers.unsaved.of(group_id, block_hash, now)
@@ -165,7 +172,7 @@ class Misses:
         if told.fate is Fate.WRITING:
             return MissReason.NOT_COMMITTED, {"text": "it is being written"}
         if told.fate is Fate.STORED:
-            return MissReason.NOT_COMMITTED, {"text": "it was stored just now"}
+            return stored[0], {"text": stored[1]}
         age_s = told.age_s or 0.0
         if told.fate in _GONE and (known is None or age_s <= known[1]):
             detail = {"text": told.fate.value, "age_s": round(age_s, 3)}

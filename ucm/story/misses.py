@@ -250,6 +250,10 @@ DETAILS: Final[Mapping[str, Explained]] = {
         "A tier takes only what is stored a second time.",
         "Set the tier's admission to all.",
     ),
+    "a rank on another machine lacks its part": Explained(
+        "A rank on another machine lacks its part of the block.",
+        "Look at that machine: `ucm store stat` of its slab, and agent.lost and tier.silent in its log.",
+    ),
     "the store keeps no such things": Explained(
         "The store does not tell what became of its blocks; one of type null has none.",
         "Leave store.type out, or set it to slab.",

@@ -332,6 +332,24 @@ class TestReasons:
             assert "gpu-memory" in DETAILS[str(miss.detail["text"])].remedy
             assert NO_LIMIT == known.most
 
+    @pytest.mark.parametrize(
+        ("hashes", "reason", "at"),
+        [((), "unknown", None), (HASHES, "never_offered", 2)],
+    )
+    def test_hit_that_ranks_elsewhere_cut_short_names_its_block_if_that_is_known(
+        self, tmp_path: Path, hashes: list[bytes], reason: str, at: int | None
+    ) -> None:
+        """R-71: a model without full attention has none there; else this machine says what it knows."""
+        known = Known(request("r"), NO_WISHES)
+        cut = PrefixMatch(32, MatchReason.LIMITED, 64)
+        with logs_closed(), running(setup_of(tmp_path)) as engine:
+            lookups = engine.scheduler._lookups
+            lookups.looked(known, cut, 80.0)
+            lookups.decided(known, None, hashes)
+        assert known.miss is not None
+        block = known.miss.block
+        assert (reason, at) == (known.miss.reason, block and block.at)
+
     def test_hit_that_somebody_else_holds_up_is_offered_whole(
         self, tmp_path: Path
     ) -> None:

@@ -137,9 +137,9 @@ class Cluster:
             )
         return failed
 
-    def ask(self, name="s") -> int:
+    def ask(self, name="s", one=None) -> int:
         """Let a request wait until it is known how much of it is found."""
-        one, found = request(name), None
+        one, found = one or request(name), None
 
         def is_known() -> bool:
             nonlocal found
@@ -160,6 +160,19 @@ class Cluster:
         self.scheduler.allocated(one, [[1, 2, 3]], 0)
         self.step([one], [1, 2, 3])
         self.scheduler.finished("r")
+
+    def why(self, name, **wishes):
+        """Ask a prompt, give it blocks, and return why it found less, and of which block."""
+        one = request(name)
+        one.kv_transfer_params = wishes
+        found = self.ask(name, one)
+        self.scheduler.allocated(one, [[5, 6, 7]], found)
+        miss = self.scheduler.running.known(one).miss
+        self.step()
+        self.scheduler.finished(name)
+        self.step()
+        at = miss.block.at if miss.block else None
+        return found, miss.reason, miss.detail.get("text", ""), at
 
     def load(self, name="s") -> set[str]:
         """Load what was found of a request into other blocks; return whose loads failed."""
@@ -234,10 +247,29 @@ class TestMachines:
         keys = keys_of(one.workers[1], digest, 1)
         one.workers[1].store.forget(keys[2:])
         (tmp_path / "share" / keys[2].hex()).unlink()
-        assert 2 * WHOLE // 3 == one.ask()
-        assert ("unknown", "a rank on another machine lacks its part") == (
-            one.scheduler._tiers.shortfall("s")
-        )
+        assert (
+            *(2 * WHOLE // 3, "unknown"),
+            *("a rank on another machine lacks its part", 2),
+        ) == one.why("s")
+
+    def test_block_that_this_machine_lacks_as_well_is_told_as_on_one_machine(
+        self, start, tmp_path
+    ) -> None:
+        """R-71: of a prompt that nobody has asked before, of one that was forgotten, and of one that
+        wants nothing, it was told that a rank elsewhere lacks its part."""
+        one = start()
+        assert (0, "never_offered", "", 0) == one.why("c")
+        one.save()
+        until(lambda: parts(tmp_path) == 6)
+        limited = "the request limits what is loaded"
+        assert (0, "admission", limited, None) == one.why("l", max_load_tokens=0)
+        digest = one.scheduler._adapter.matcher.keyspace_digest
+        for rank, worker in enumerate(one.workers):
+            keys = keys_of(worker, digest, rank)[1:]
+            worker.store.forget(keys)
+            for key in keys:
+                (tmp_path / "share" / key.hex()).unlink()
+        assert (WHOLE // 3, "evicted", "forgotten", 1) == one.why("s")
 
     def test_machine_whose_agent_died_has_nothing(self, start, tmp_path) -> None:
         """R-60, R-63: with one agent dead a prompt is a miss, and nobody waits for long."""

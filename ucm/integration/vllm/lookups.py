@@ -16,7 +16,7 @@ has blocks by far: then somebody else holds the request up, as another connector
 Threading: all of it runs on the engine's scheduler thread, and waits for nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import attrs
@@ -24,10 +24,10 @@ from msgspec.structs import replace
 
 from ucm.integration.vllm.adapters import LATE
 from ucm.integration.vllm.running import UNWEIGHED, Known
-from ucm.layout import KVLayout
+from ucm.layout import GroupKind, KVLayout
 from ucm.metrics import Counters, sample_key
 from ucm.reasons import MissReason
-from ucm.scheduler.matches import MatchReason, PrefixMatch
+from ucm.scheduler.matches import MatchReason, MissingBlock, PrefixMatch
 from ucm.scheduler.misses import Elsewhere, Miss, Misses
 from ucm.scheduler.paying import Paying
 from ucm.scheduler.requests import NO_LIMIT, Wishes
@@ -140,7 +140,10 @@ class Lookups:
             self._refused = 0, now
 
     def decided(
-        self, known: Known, shortfall: tuple[MissReason, str] | None = None
+        self,
+        known: Known,
+        shortfall: tuple[MissReason, str] | None = None,
+        hashes: Sequence[bytes] = (),
     ) -> None:
         """
         Take note that a request was given blocks, and find out why it found too little.
@@ -150,6 +153,7 @@ class Lookups:
         Args:
             known: Which.
             shortfall: Why tiers did not bring what the slab lacks, if they say so.
+            hashes: The engine's block hashes.
         """
         match, known.match = known.match, None
         if match is None:
@@ -160,6 +164,8 @@ class Lookups:
         if match.reason is MatchReason.SLOWER and match.missing is not None:
             slower = len(known.weighed[0])
             match = PrefixMatch(slower, match.reason, match.wanted, match.missing)
+        if match.reason is MatchReason.LIMITED:
+            match = self._limited(known, match, hashes)
         known.weighed = UNWEIGHED
         known.life += 1
         known.found_tokens, known.wanted_tokens = match.tokens, match.wanted
@@ -183,6 +189,27 @@ class Lookups:
         if known.miss is not None:
             totals[_MISSED[known.miss.reason]] = 1
         self._counters.add_all(totals)
+
+    def _limited(
+        self, known: Known, match: PrefixMatch, hashes: Sequence[bytes]
+    ) -> PrefixMatch:
+        """
+        Say who limits a hit: the request or the engine, or else what ranks elsewhere have.
+
+        Behind that nobody has looked: the block there may be missing here as well.
+        """
+        most = min(known.wishes.most_loaded, known.most)
+        if match.tokens + self._layout.alignment_tokens > most:
+            return match
+        layout, missing = self._layout, None
+        for group in layout.groups:
+            at = (known.computed_tokens + match.tokens) // group.block_tokens
+            mine = layout.hashes_of(group, hashes, at, at + 1)
+            if group.kind is GroupKind.FULL and mine:
+                missing = MissingBlock(group, at, mine[0])
+                break
+        reason = MatchReason.ELSEWHERE
+        return PrefixMatch(match.tokens, reason, match.wanted, missing)
 
     def _look_at_adapter(self, known: Known) -> None:
         """Say why a request has no hashes, and what it wanted, if that is because of its adapter."""

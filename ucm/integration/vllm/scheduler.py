@@ -212,7 +212,7 @@ class SchedulerHalf:
         if self._adapters.are_there:
             self._adapters.begun(request_id)
         shortfall = tiers.shortfall(request_id) if tiers.are_there else None
-        self._lookups.decided(known, shortfall)
+        self._lookups.decided(known, shortfall, hashes)
         computed = known.computed_tokens
         record = self._lifelog.allocated(known)
         if self.events.is_told:

@@ -51,7 +51,6 @@ _MOST_EARLY: Final = 64
 """Requests that have asked, beyond which nobody asks before its turn."""
 _AGAIN: Final = (Reason.DEADLINE, Reason.QUEUE_TICKETS, Reason.UNAVAILABLE)
 """Answers to an early question behind which it is asked again."""
-_ELSEWHERE: Final = MissReason.UNKNOWN, "a rank on another machine lacks its part"
 
 
 class _State(enum.Enum):
@@ -203,13 +202,7 @@ class Tiers:
     def shortfall(self, request_id: str) -> tuple[MissReason, str] | None:
         """Return why the tiers did not bring what the slab lacks, if they say so."""
         question = self._questions.get(request_id)
-        reason = None if question is None else SHORTFALLS.get(question.reason)
-        if reason is None and self.elsewhere.ranks:
-            if question is None:
-                return _ELSEWHERE
-            if self._reach(request_id, question.computed) < question.wanted.ends[-1]:
-                return _ELSEWHERE
-        return reason
+        return None if question is None else SHORTFALLS.get(question.reason)
 
     def may_ask_early(self, request: Any) -> bool:  # noqa: ANN401 - vLLM's Request
         """Return whether a request that arrives is worth a look."""
