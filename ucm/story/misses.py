@@ -33,9 +33,9 @@ class Explained(NamedTuple):
 MISSES: Final[Mapping[str, Explained]] = {
     "never_offered": Explained(
         "Nobody has saved this block or tried to, as far as is remembered.",
-        "Nothing: the first request with a prompt computes it. If it was asked before, "
-        "compare cache salt, adapter, block size and prompt: one other token changes all "
-        "behind it.",
+        "Nothing: the first request with a prompt computes and saves it, unless its engine is a "
+        "kv_consumer. If it was asked before, compare cache salt, adapter, block size and "
+        "prompt: one other token changes all behind it.",
     ),
     "queue": Explained(
         "Its save, or this load, was refused or dropped: too many waited.",

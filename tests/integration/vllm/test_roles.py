@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
@@ -46,6 +47,14 @@ def serving(path: Path, role: str, **settings: object) -> Iterator[Engine]:
         yield engine
 
 
+def reason_in(logs: Path) -> dict[str, Any]:
+    """Return why the one request of a log was computed."""
+    lines = list(read_logs(find_logs(logs), Reading()))
+    (life,) = (each for each in lives_of(collect(lines)) if each.ended is not None)
+    (reason,) = reasons_of(life)
+    return reason
+
+
 class TestRoles:
     def test_producer_saves_and_never_loads(self, tmp_path: Path) -> None:
         """A producer stores what it computes, and finds nothing, not even its own."""
@@ -65,13 +74,26 @@ class TestRoles:
             engine.save()
             told = engine.scheduler.stats().reduce()
             assert not [name for name in told if "lookups" in name]
-        lines = list(read_logs(find_logs(logs), Reading()))
-        (life,) = (each for each in lives_of(collect(lines)) if each.ended is not None)
-        (reason,) = reasons_of(life)
+        reason = reason_in(logs)
         expected = DETAILS["it was not looked up"]
         assert ("admission", *expected) == (
             *(reason["reason"], reason["detail"], reason["remedy"]),
         )
+
+    def test_what_a_consumer_computed_is_told_to_be_saved_by_others(
+        self, tmp_path: Path
+    ) -> None:
+        """It misses each time it is asked: that the first request would save it was told."""
+        logs = tmp_path / "logs"
+        log = {"directory": str(logs)}
+        with logs_closed(), serving(tmp_path, "kv_consumer", log=log) as engine:
+            one = request("r")
+            engine.scheduler.match(one, 0)
+            engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+            engine.scheduler.finished("r")
+        reason = reason_in(logs)
+        assert "never_offered" == reason["reason"]
+        assert "unless its engine is a kv_consumer" in reason["remedy"]
 
     def test_producer_tells_what_the_engine_had_itself(self, tmp_path: Path) -> None:
         """The line of a request that nobody looked up says which tokens were in the engine's own
