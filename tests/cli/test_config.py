@@ -68,6 +68,26 @@ class TestCheck:
             told = call("config", "check", "--json", "-f", path).json()
             assert {"queue.window": f"{ENGINE} of {path}"} == told["given"]
 
+    @pytest.mark.parametrize(
+        ("second", "told"),
+        [
+            ({ENGINE: {"stroe": {}}}, "Did you mean store?"),
+            ({ENGINE: {"store": {"type": "memory"}}}, "is not shared"),
+            ({"kv_role": "both"}, "kv_role='both'"),
+        ],
+    )
+    def test_each_part_of_ours_in_several_connectors_is_checked(self, second, told):
+        """X-09: the second of two, with a store of its own, was looked at by nobody before the engine."""
+        inner = [{**ROLE, ENGINE: {"queue": {"window": 7}}}, {**ROLE, **second}]
+        multi = {"kv_connector": "MultiConnector", ENGINE: {"connectors": inner}}
+        found = call("config", "check", "--kv-transfer-config", json.dumps(multi))
+        assert (2, "") == (found.code, found.out)
+        assert told in found.err
+        assert found.is_tidy()
+        inner.pop()
+        found = call("config", "check", "--kv-transfer-config", json.dumps(multi))
+        assert 0 == found.code
+
     def test_the_peers_file_is_answered_with_its_equivalent(self, file):
         """The equivalent can be copied: it is JSON; what has none is named."""
         path = file(EXAMPLE)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ucm.configuration.engine import transfer_of
+from ucm.configuration.engine import transfers_of
 
 
 def test_each_key_of_the_engine_is_known():
@@ -24,4 +24,5 @@ def test_each_key_of_the_engine_is_known():
     keys = [each.target.id for each in found.body if isinstance(each, ast.AnnAssign)]
     assert len(keys) > 8
     given = {**dict.fromkeys(keys), "kv_connector": "UCMConnector"}
-    assert keys == list(transfer_of({"kv-transfer-config": given}))
+    (ours,) = transfers_of({"kv-transfer-config": given})
+    assert keys == list(ours)

@@ -45,10 +45,11 @@ def _check(file: str | None, transfer: str | None, *, as_json: bool) -> None:
     """
     given = read_given(file, transfer)
     configuration = given.configuration
-    try:
-        check_start(configuration.config, given.transfer)
-    except ConfigError as exc:
-        raise exc.given_in(_place_of(exc.key, configuration)) from exc
+    for each in (given, *given.others):
+        try:
+            check_start(each.configuration.config, each.transfer)
+        except ConfigError as exc:
+            raise exc.given_in(_place_of(exc.key, each.configuration)) from exc
     translation = configuration.translation
     if as_json:
         say_json(

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import click
 
-from ucm.configuration.engine import parse_transfer, transfer_of
+from ucm.configuration.engine import parse_transfers, transfers_of
 from ucm.configuration.files import read_settings
 from ucm.configuration.sources import ENGINE, FILE_VARIABLE, Configuration, load
 from ucm.errors import ConfigError, ConfigFileError
@@ -25,11 +25,13 @@ class Given:
         configuration: The settings with their sources.
         transfer: The engine's ``kv-transfer-config``; None if none was named.
         engine: All that its file says; empty if it is none of an engine.
+        others: Likewise of further ones inside of the same connector of the engine's.
     """
 
     configuration: Configuration
     transfer: dict[str, Any] | None = None
     engine: dict[str, Any] = attrs.Factory(dict)
+    others: "tuple[Given, ...]" = ()
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,19 +62,27 @@ def read_given(file: str | None, transfer: str | None) -> Given:
         ConfigFileError: The file cannot be read.
     """
     if transfer is not None:
-        own = parse_transfer(transfer)
+        own = parse_transfers(transfer)
         if file is not None:
-            own[ENGINE].setdefault("config_file", file)
-        return Given(load(own[ENGINE]), own)
+            for each in own:
+                each[ENGINE].setdefault("config_file", file)
+        return _of_engine(own, ENGINE, {})
     if file is None:
         return Given(load({}))
     try:
         said = read_settings(Path(file))
-        found = transfer_of(said)
+        found = transfers_of(said)
     except ConfigFileError:
         raise
     except ConfigError as exc:
         raise exc.given_in(file) from exc
-    if found is None:
+    if not found:
         return Given(load({"config_file": file}))
-    return Given(load(found[ENGINE], name=f"{ENGINE} of {file}"), found, said)
+    return _of_engine(found, f"{ENGINE} of {file}", said)
+
+
+def _of_engine(found: list[dict[str, Any]], name: str, said: dict[str, Any]) -> Given:
+    first, *others = [
+        Given(load(each[ENGINE], name=name), each, said) for each in found
+    ]
+    return attrs.evolve(first, others=tuple(others))

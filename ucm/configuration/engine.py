@@ -11,7 +11,7 @@ import attrs
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 
-__all__ = ["CONNECTOR", "parse_transfer", "transfer_of"]
+__all__ = ["CONNECTOR", "parse_transfers", "transfers_of"]
 
 CONNECTOR = "UCMConnector"
 _NAMES = ("kv-transfer-config", "kv_transfer_config")
@@ -25,9 +25,9 @@ _KNOWN: Final = (
 """Keys of vLLM's ``KVTransferConfig`` in any release; it refuses others."""
 
 
-def transfer_of(document: Mapping[str, object]) -> dict[str, Any] | None:
+def transfers_of(document: Mapping[str, object]) -> list[dict[str, Any]]:
     """
-    Return the ``kv-transfer-config`` of an engine's file, None if it is no such file.
+    Return what is ours of the ``kv-transfer-config`` of an engine's file, nothing if it is no such file.
 
     Raises:
         ConfigError: It is none of our connector, or no such configuration; it has a key
@@ -36,13 +36,13 @@ def transfer_of(document: Mapping[str, object]) -> dict[str, Any] | None:
     for name in _NAMES:
         if name in document:
             found = document[name]
-            return parse_transfer(found) if isinstance(found, str) else _ours(found)
-    return _ours(document) if document.keys() & {"kv_connector", _EXTRA} else None
+            return parse_transfers(found) if isinstance(found, str) else _ours(found)
+    return _ours(document) if document.keys() & {"kv_connector", _EXTRA} else []
 
 
-def parse_transfer(text: str) -> dict[str, Any]:
+def parse_transfers(text: str) -> list[dict[str, Any]]:
     """
-    Return the value of ``--kv-transfer-config``.
+    Return what is ours of the value of ``--kv-transfer-config``: one, or several inside of another connector.
 
     Raises:
         ConfigError: It is no JSON, or none of our connector; it has a key that an engine
@@ -55,8 +55,8 @@ def parse_transfer(text: str) -> dict[str, Any]:
     return _ours(found)
 
 
-def _ours(found: object) -> dict[str, Any]:
-    """Return the part that is ours, also where it is one of several connectors."""
+def _ours(found: object) -> list[dict[str, Any]]:
+    """Return the parts that are ours, also where they are some of several connectors."""
     if not isinstance(found, Mapping):
         raise _error(found, "not a mapping")
     _check_keys(found)
@@ -65,12 +65,13 @@ def _ours(found: object) -> dict[str, Any]:
         raise ConfigError(_EXTRA, extra, "not a mapping", "Give keys and values.")
     inner = extra.get(_INNER)
     if found.get("kv_connector") == "MultiConnector" and isinstance(inner, list):
-        for each in inner:
-            if isinstance(each, Mapping) and each.get("kv_connector") == CONNECTOR:
-                return _ours(each)
+        some = [each for each in inner if isinstance(each, Mapping)]
+        mine = [each for each in some if each.get("kv_connector") == CONNECTOR]
+        if mine:
+            return [each for own in mine for each in _ours(own)]
     if found.get("kv_connector", CONNECTOR) != CONNECTOR:
         raise _error(found.get("kv_connector"), "it names another connector")
-    return {**found, _EXTRA: dict(extra)}
+    return [{**found, _EXTRA: dict(extra)}]
 
 
 def _check_keys(found: Mapping[str, object]) -> None:
