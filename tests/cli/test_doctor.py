@@ -66,6 +66,16 @@ class TestFindings:
         (text,) = examined(transfer=engine(tmp_path / "slab", policy="fail"))
         assert "kv_load_failure_policy" in text
 
+    def test_policy_of_the_outer_connector_counts(self, tmp_path):
+        """H-13: the engine reads that of a MultiConnector, whatever our part of it says: it was
+        called well."""
+        inner = json.loads(engine(tmp_path / "slab"))
+        outer = {"kv_connector": "MultiConnector", ENGINE: {"connectors": [inner]}}
+        (text,) = examined(transfer=json.dumps(outer))
+        assert "kv_load_failure_policy is 'fail'" in text
+        outer["kv_load_failure_policy"] = "recompute"
+        assert [] == examined(transfer=json.dumps(outer))
+
     @pytest.mark.parametrize("name", ["of a volume", "another kind"])
     def test_directory_of_somebody_else_is_found_and_untouched(self, tmp_path, name):
         """R-24: nothing in it changes, not by looking either."""

@@ -17,9 +17,10 @@ CONNECTOR = "UCMConnector"
 _NAMES = ("kv-transfer-config", "kv_transfer_config")
 _EXTRA = "kv_connector_extra_config"
 _INNER = "connectors"
+_POLICY = "kv_load_failure_policy"
 _KNOWN: Final = (
     *("kv_connector", "kv_connector_module_path", _EXTRA, "kv_role", "engine_id"),
-    *("kv_load_failure_policy", "enable_permute_local_kv", "kv_port", "kv_ip"),
+    *(_POLICY, "enable_permute_local_kv", "kv_port", "kv_ip"),
     *("kv_buffer_device", "kv_buffer_size", "kv_rank", "kv_parallel_size"),
 )
 """Keys of vLLM's ``KVTransferConfig`` in any release; it refuses others."""
@@ -68,7 +69,10 @@ def _ours(found: object) -> list[dict[str, Any]]:
         some = [each for each in inner if isinstance(each, Mapping)]
         mine = [each for each in some if each.get("kv_connector") == CONNECTOR]
         if mine:
-            return [each for own in mine for each in _ours(own)]
+            # The engine asks the outer one what becomes of a load that fails.
+            policy = found.get(_POLICY, "fail")
+            outer = {} if policy == "recompute" else {_POLICY: policy}
+            return [each for own in mine for each in _ours({**own, **outer})]
     if found.get("kv_connector", CONNECTOR) != CONNECTOR:
         raise _error(found.get("kv_connector"), "it names another connector")
     return [{**found, _EXTRA: dict(extra)}]
