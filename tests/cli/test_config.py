@@ -165,6 +165,13 @@ class TestCheck:
                 {"kv_events": "node", "store": {"type": "null"}},
                 "kv_events='node' in {}: store.type is 'null'",
             ),
+            (
+                {"kv_load_failure_policy": "recompute"},
+                (
+                    "kv_load_failure_policy='recompute' in {}: no setting of ours. It is the "
+                    "engine's own: give it in kv-transfer-config, beside kv_connector_extra_config."
+                ),
+            ),
             ({"timeout": {"fetch": 61}}, "timeout.fetch=61 in {}: out of range."),
             (
                 {"log": {"directory": "/dev/null/x"}},

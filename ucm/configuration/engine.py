@@ -11,7 +11,7 @@ import attrs
 from ucm.config import UCMConfig
 from ucm.errors import ConfigError
 
-__all__ = ["CONNECTOR", "parse_transfers", "transfers_of"]
+__all__ = ["CONNECTOR", "check_not_engines", "parse_transfers", "transfers_of"]
 
 CONNECTOR = "UCMConnector"
 _NAMES = ("kv-transfer-config", "kv_transfer_config")
@@ -54,6 +54,19 @@ def parse_transfers(text: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as exc:
         raise _error(text, f"not JSON: {exc}") from exc
     return _ours(found)
+
+
+def check_not_engines(settings: Mapping[str, object]) -> None:
+    """
+    Refuse what is the engine's own where settings of ours are given.
+
+    Raises:
+        ConfigError: Says where to give it.
+    """
+    for key in settings:
+        if key in _KNOWN:
+            remedy = f"It is the engine's own: give it in {_NAMES[0]}, beside {_EXTRA}."
+            raise ConfigError(key, settings[key], "no setting of ours", remedy)
 
 
 def _ours(found: object) -> list[dict[str, Any]]:

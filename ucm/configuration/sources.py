@@ -21,6 +21,7 @@ import attrs
 
 from ucm.affinity import OFF
 from ucm.config import UCMConfig, settings_in_environment
+from ucm.configuration.engine import check_not_engines
 from ucm.configuration.files import read_settings
 from ucm.configuration.foreign import Translation, translate
 from ucm.errors import ConfigError, masked
@@ -105,6 +106,7 @@ def load(
     translation = Translation()
     for source in sources:
         try:
+            check_not_engines(source.values)
             found, told = translate(_with_off(source.values))
             UCMConfig.from_mapping(found)
         except ConfigError as exc:
