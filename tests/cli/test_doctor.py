@@ -289,8 +289,8 @@ class TestFindings:
 
 class TestModel:
     def test_what_the_engines_file_says_need_not_be_said_again(self, tmp_path):
-        """C.5: model, ranks and block size are read from what the engine reads; the
-        command line counts before it."""
+        """C.5: model, ranks and block size are read from what the engine reads, a number in
+        quotes as well; the command line counts before it."""
         (tmp_path / "model").mkdir()
         (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
         file = tmp_path / "serve.json"
@@ -299,7 +299,7 @@ class TestModel:
                 {
                     "model": str(tmp_path / "model"),
                     "tensor-parallel-size": 4,
-                    "block-size": 32,
+                    "block-size": "32",
                     "kv-transfer-config": json.loads(engine(tmp_path / "slab")),
                 }
             )

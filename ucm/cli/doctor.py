@@ -191,6 +191,8 @@ def _mapping(text: str) -> dict[str, Any]:
 
 def _number(said: Mapping[str, Any], name: str, default: int) -> int:
     value = said.get(name, default)
+    if isinstance(value, str) and value.isascii() and value.isdecimal():
+        value = int(value[:20])  # the engine reads its file as a command line
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise click.UsageError(f"{name.replace('_', '-')} is {value!r}, no number")
     return value
