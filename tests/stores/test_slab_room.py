@@ -43,6 +43,15 @@ SYSTEMS: dict[str, tuple[dict[str, str], list[int]]] = {
         },
         [2 * GIB],
     ),
+    "version 2, slowed down before its limit": (
+        {
+            "proc/self/cgroup": "0::/\n",
+            f"{V2}/memory.max": "max\n",
+            f"{V2}/memory.high": f"{2 * GIB}\n",
+            f"{V2}/memory.current": f"{GIB}\n",
+        },
+        [GIB],
+    ),
     "version 2, seen from inside": (
         {
             "proc/self/cgroup": "0::/\n",

@@ -2,9 +2,11 @@
 """
 Whether there is room for a slab before its first page is touched.
 
-Who fills a file in memory beyond a cgroup's limit is killed without a word, and who
-fills it beyond the machine's memory takes others along. So both are asked first. All of
-this reads ``/proc`` and ``/sys`` below a root that a test may choose.
+Who fills a file in memory beyond a cgroup's limit is killed without a word, who fills it
+beyond ``memory.high`` is slowed down until almost nothing moves, with all of the engine, as
+there is nothing to give back; and who fills it beyond the machine's memory takes others
+along. So all are asked first. All of this reads ``/proc`` and ``/sys`` below a root that a
+test may choose.
 """
 
 import os
@@ -43,34 +45,34 @@ def memory_rooms(system: Path) -> list[Room]:
     available = _number_of(_text(system / "proc/meminfo"), "MemAvailable:")
     if available is not None:
         rooms.append(Room(1024 * available, "the machine's available memory"))
-    for directory, limit_name, used_name, cache in _cgroups(system):
-        limit = _text(directory / limit_name).strip()
-        used = _text(directory / used_name).strip()
+    for limit_file, used_file, cache in _cgroups(system):
+        limit = _text(limit_file).strip()
+        used = _text(used_file).strip()
         if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _UNLIMITED:
             continue
-        stat = _text(directory / "memory.stat")
+        stat = _text(limit_file.with_name("memory.stat"))
         # Pages of files on disks go when memory is short; those of memory do not.
         kept = int(used) - sum(_number_of(stat, name) or 0 for name in cache)
         rooms.append(
             Room(
                 max(0, int(limit) - max(0, kept)),
-                f"the limit of {limit} bytes in {directory / limit_name}, of which "
+                f"the limit of {limit} bytes in {limit_file}, of which "
                 f"{max(0, kept)} are in use",
             )
         )
     return rooms
 
 
-def _cgroups(system: Path) -> Iterator[tuple[Path, str, str, tuple[str, str]]]:
-    """Yield each directory that may limit us, with the names that its version uses."""
+def _cgroups(system: Path) -> Iterator[tuple[Path, Path, tuple[str, str]]]:
+    """Yield each limit that we may have, what is used of it, and what of that is cache."""
     mount = system / "sys/fs/cgroup"
     for line in _text(system / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            names = ("memory.max", "memory.current")
+            limits, used = ("memory.max", "memory.high"), "memory.current"
             tops, cache = [mount, mount / "unified"], ("inactive_file", "active_file")
         elif "memory" in controllers.split(","):
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            limits, used = ("memory.limit_in_bytes",), "memory.usage_in_bytes"
             cache = ("total_inactive_file", "total_active_file")
             tops = [mount / "memory"]
         else:
@@ -79,7 +81,8 @@ def _cgroups(system: Path) -> Iterator[tuple[Path, str, str, tuple[str, str]]]:
         for top in tops:
             for step in (inner, *inner.parents):
                 if ".." not in step.parts:  # above what this namespace shows
-                    yield top / step, *names, cache
+                    for limit in limits:
+                        yield top / step / limit, top / step / used, cache
 
 
 def _text(path: Path) -> str:
