@@ -48,7 +48,7 @@ def sysfs(tmp_path_factory):
 def write(path, text):
     """Make a file as the kernel shows it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}\n")
+    path.write_bytes(os.fsencode(f"{text}\n"))
 
 
 def plan(sysfs, *, setting="numa", node=1, engine=ALL, allowed=ALL):
@@ -339,9 +339,9 @@ class TestHashing:
         assert wanted == num_hashing(0, None, tmp_path)
 
     def test_cgroups_of_the_first_version_limit_it_too(self, tmp_path, monkeypatch):
-        """A container's own group may be mounted where its path would begin; -1 is no limit."""
+        """A container's own group may be mounted where its path would begin, whatever its name; -1 is none."""
         monkeypatch.setattr(affinity, "process_cpus", lambda: frozenset(range(64)))
-        write(tmp_path / "proc/self/cgroup", "4:cpu,cpuacct:/pod")
+        write(tmp_path / "proc/self/cgroup", "4:cpu,cpuacct:/p\udcfcd")
         for quota, wanted in (("600000", 3), ("-1", 8)):
             write(tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota)
             write(tmp_path / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")

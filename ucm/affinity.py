@@ -258,7 +258,7 @@ def _quotas(system: Path) -> Iterator[int]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())  # names in it may be no UTF-8
     except OSError:
         return ""
 

@@ -4,6 +4,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,17 @@ def test_processes_of_two_containers_have_two_names() -> None:
     assert here.partition(".")[2] == there.strip().partition(".")[2]
     assert here != there.strip()
     assert here == _identity.identity(1) != _identity.identity(os.getpid())
+
+
+def test_process_is_known_whatever_it_calls_itself() -> None:
+    """A name that is no UTF-8, as of one that is cut, ended a walk through the share."""
+    own, comm = _identity.identity(os.getpid()), Path("/proc/self/comm")
+    before = comm.read_bytes()
+    try:
+        comm.write_bytes(b"caf\xc3")
+        assert _identity.is_alive(own)
+    finally:
+        comm.write_bytes(before)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from tests.stores.test_slab_directory import FOREIGN, make_tree, tree
 from tests.stores.test_slab_room import GIB, MEMINFO, SYSTEMS, make_system
 from ucm.config import HugePages, StoreConfig
 from ucm.errors import ConfigError
-from ucm.stores.slab import SlabStore, look
+from ucm.stores.slab import Mount, SlabStore, look, mount_of
 
 CAPACITY = 8 * SLOT_BYTES
 
@@ -147,6 +147,17 @@ class TestProblems:
         system = make_system(tmp_path / "system", {"proc/self/mountinfo": ""})
         wished = config(tmp_path / "slab", huge_pages=HugePages.REQUIRE)
         assert "store.huge_pages" in problem_of(look(wished, system=system))
+
+
+def test_names_of_other_mounts_do_not_matter(tmp_path):
+    """One that is no UTF-8, or has signs that end a line elsewhere, had a good slab be called damaged."""
+    device = os.stat(tmp_path).st_dev
+    line = f"2 1 {os.major(device)}:{os.minor(device)} / /own rw - ext4 /dev/vda rw\n"
+    others = "".join(
+        f"3 1 0:9 / /{name} rw - nfs s rw\n" for name in ("\udcfc", "\x85")
+    )
+    system = make_system(tmp_path / "system", {"proc/self/mountinfo": others + line})
+    assert Mount("/own", "ext4", "rw") == mount_of(tmp_path, system)
 
 
 def test_limits_of_memory_count(tmp_path):

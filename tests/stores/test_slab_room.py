@@ -25,7 +25,7 @@ def make_system(root: Path, files: dict[str, str]) -> Path:
     """Write what a kernel tells."""
     for name, text in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
+        (root / name).write_bytes(os.fsencode(text))
     return root
 
 
@@ -49,6 +49,14 @@ SYSTEMS: dict[str, tuple[dict[str, str], list[int]]] = {
             f"{V2}/memory.max": "max\n",
             f"{V2}/memory.high": f"{2 * GIB}\n",
             f"{V2}/memory.current": f"{GIB}\n",
+        },
+        [GIB],
+    ),
+    "version 2, of a name that is no UTF-8": (
+        {
+            "proc/self/cgroup": "0::/b\udcfcx\n",
+            f"{V2}/b\udcfcx/memory.max": f"{GIB}\n",
+            f"{V2}/b\udcfcx/memory.current": "0\n",
         },
         [GIB],
     ),

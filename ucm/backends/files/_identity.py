@@ -25,7 +25,8 @@ def identity(pid: int) -> str:
 def _started(pid: int) -> str:
     """Return when a process was started; empty if there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        told = Path(f"/proc/{pid}/stat").read_bytes()  # its name may be no UTF-8
+        return told.rpartition(b")")[2].split()[19].decode()
     except OSError:
         return ""
 

@@ -233,7 +233,7 @@ class MemoryWishes:
 
 def has_huge_pages(memory: _Memory, system: Path) -> bool:
     """Return whether some of a mapping, which is populated, is in huge pages."""
-    text = (system / "proc/self/smaps").read_text()
+    text = os.fsdecode((system / "proc/self/smaps").read_bytes())
     for entry in re.split(r"(?m)^(?=[0-9a-f]+-[0-9a-f]+ )", text):
         if entry.startswith(f"{memory.ctypes.data:x}-"):
             sizes = re.findall(r"(?:ShmemPmdMapped|FilePmdMapped): +(\d+)", entry)
@@ -332,9 +332,10 @@ def mount_of(root: Path, system: Path = Path("/")) -> Mount:
     """
     device = os.stat(root if root.exists() else root.parent).st_dev
     wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in (system / "proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[2] == wanted:
+    table = os.fsdecode((system / "proc/self/mountinfo").read_bytes())
+    for line in table.split("\n"):  # other signs may be in names, which may be no UTF-8
+        fields = line.split(" ")
+        if fields[2:3] == [wanted]:
             kind = fields[fields.index("-") + 1]
             return Mount(fields[4], kind, fields[-1])
     return Mount(str(root))

@@ -87,7 +87,7 @@ def _cgroups(system: Path) -> Iterator[tuple[Path, Path, tuple[str, str]]]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return os.fsdecode(path.read_bytes())  # names in it may be no UTF-8
     except OSError:
         return ""
 
