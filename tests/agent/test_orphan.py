@@ -3,8 +3,11 @@
 
 import ctypes
 import gc
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,16 @@ from ucm.config import UCMConfig
 
 _SUBREAPER = 36
 """Who is left with orphans, for prctl(2)."""
+_HOST = """
+import json, sys
+sys.path[:] = sys.argv[2:]
+from tests.kit.agents import exit_code
+from ucm.agent.launch import Launcher
+from ucm.config import UCMConfig
+launch = Launcher(UCMConfig.from_mapping(json.loads(sys.argv[1])))
+launch()
+print(exit_code(launch), launch._agent.problem)
+"""
 
 
 @pytest.fixture
@@ -130,6 +143,24 @@ class TestOrphan:
         environment = Path(f"/proc/{keeper}/environ").read_bytes()
         assert b"AWS_SESSION_TOKEN=of now" in environment.split(b"\0")
         end_agent(launch)
+
+    def test_agent_finds_the_modules_of_who_starts_it(self, place) -> None:
+        """R-63: of a host that has them by ``sys.path`` alone each one ended at once, without a word in any
+        log; of one that does not listen to ``PYTHONPATH`` it ran what that names."""
+        place.slab.mkdir()
+        (place.slab / "slab.json").touch()
+        other = place.slab / "ucm"
+        other.mkdir()
+        (other / "__init__.py").write_text("raise SystemExit")
+        settings = place.settings | {"tiers": [{"type": "nowhere"}]}
+        told = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _HOST, json.dumps(settings), *sys.path],
+            env=os.environ | {"PYTHONPATH": str(place.slab)},
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        assert told.stdout.startswith(f"{REFUSED} tiers.0.type='nowhere'")
 
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
     def test_child_of_an_engine_has_no_part_in_its_agents_parent(

@@ -117,6 +117,19 @@ class _Keeper:
         return int(pid)
 
 
+def _environment() -> dict[str, str]:
+    """
+    Return the agents', who find the modules that this process finds, and in the same order.
+
+    It may have them from elsewhere than a new one would: what runs it, or itself, has put places
+    into ``sys.path``, or had it not listen to ``PYTHONPATH``.
+    """
+    told = environment_without(_BINDING)
+    given = "" if sys.flags.ignore_environment else told.get("PYTHONPATH", "")
+    places = dict.fromkeys([*given.split(os.pathsep), *sys.path])
+    return told | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+
+
 class _Agent:
     """
     One that was started.
@@ -266,7 +279,7 @@ class Launcher:
         """Start one; return why none can be."""
         self._started_at = self._clock()
         try:
-            environment = environment_without(_BINDING)
+            environment = _environment()
             if self._keeper is None or self._keeper.environment != environment:
                 self._keeper = _Keeper(environment)
             self._agent = _Agent(self._keeper, self._settings)
