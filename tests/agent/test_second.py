@@ -12,7 +12,7 @@ import pytest
 
 from tests.agent.test_process import LIMIT_S, ROOT, Place, until
 from tests.stores.slab_kit import open_slab
-from ucm.agent.launch import TAKEN
+from ucm.agent.launch import REFUSED, TAKEN
 from ucm.agent.node import AgentLock
 from ucm.agent.protocol import LOCK_NAME, SOCKET_NAME
 
@@ -94,6 +94,28 @@ class TestSecond:
         with open(reader, "rb") as told:
             assert b"0\n" == told.read()
         assert (0, b"", b"") == (agent.returncode, agent.stdout, agent.stderr)
+
+    @pytest.mark.parametrize("streams", ["2>&-", "<&- >&- 2>&-"])
+    def test_service_without_streams_tells_how_it_ends(
+        self, place: Place, streams: str
+    ) -> None:
+        """R-63: without standard error it failed as it told that a setting cannot be used; its engine
+        heard nothing of that, and native code wrote to what had come in the stream's place."""
+        reader, writer = os.pipe()
+        settings = place.slab.parent / "settings.json"
+        settings.write_text('{"tiers": []}')
+        command = [sys.executable, "-m", "ucm.agent", "--config", str(settings)]
+        agent = subprocess.run(
+            ["sh", "-c", f'"$@" {streams}', "", *command, "--engine-fd", str(writer)],
+            pass_fds=(writer,),
+            cwd=ROOT,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        os.close(writer)
+        with open(reader, "rb") as told:
+            assert told.read().startswith(b"2\ntiers=[]: no tier.")
+        assert REFUSED == agent.returncode
 
 
 class TestLock:

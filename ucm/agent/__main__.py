@@ -34,6 +34,7 @@ from ucm.agent.node import AgentLock, Node
 from ucm.config import KVEvents, TimeoutConfig, UCMConfig
 from ucm.decoding import DECODE_ERRORS
 from ucm.errors import ConfigError, ConfigFileError
+from ucm.streams import open_streams
 from ucm.tracing import RUNTIME_FAILED, Log, close_log, open_log
 
 _MOST_TEXT = 1 << 20
@@ -81,6 +82,7 @@ def main() -> int:
         default=frozenset(),
         help="that it may use, such as 8-15,24; else those that it was started on",
     )
+    open_streams()
     arguments = parser.parse_args()
     collect_rarely()
     bind_thread(AffinityPlan(arguments.cpus, "of the engine"))

@@ -10,7 +10,6 @@ standard error and no traceback.
 """
 
 import io
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ import click
 from ucm.cli.lazy import Lazy
 from ucm.cli.output import printable
 from ucm.errors import ConfigError, ConfigFileError, UCMError
+from ucm.streams import open_streams
 
 __all__ = ["COMMANDS", "NOT_WELL", "UNREADABLE", "USAGE", "cli", "main"]
 
@@ -95,14 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """
-    Have what a process was started without, such as by ``>&-``: what is told goes nowhere.
-
-    What a terminal has no sign for, which is not of UTF-8, has a mark in its place.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - to its end
+    """Have all; what a terminal has no sign for, which is not of UTF-8, has a mark in its place."""
+    open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
