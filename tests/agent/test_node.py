@@ -372,24 +372,24 @@ class TestMain:
         with open_slab(here.slab, 64) as slab:
             assert 0 == here.serve(engine, tiers=[], kv_events="node")
 
-    def test_wrong_settings_are_one_line(self, here, capsys) -> None:
+    def test_wrong_settings_are_one_line(self, here, capfd) -> None:
         """X-09: without a tier there is nothing to serve."""
         assert 2 == here.serve(lambda: None, tiers=[])
-        assert "ucm agent: tiers=[]: no tier" in capsys.readouterr().err
+        assert "ucm agent: tiers=[]: no tier" in capfd.readouterr().err
 
-    def test_tier_that_is_none_is_one_line(self, here, capsys) -> None:
+    def test_tier_that_is_none_is_one_line(self, here, capfd) -> None:
         """X-09: a tier of no known type is refused by its setting's name."""
         with open_slab(here.slab, 64):
             assert 2 == here.serve(lambda: None, tiers=[{"type": "tape"}])
-        assert "tiers.0.type='tape'" in capsys.readouterr().err
+        assert "tiers.0.type='tape'" in capfd.readouterr().err
 
     def test_tier_that_would_be_ended_before_it_gives_up_is_one_line(
-        self, here, capsys
+        self, here, capfd
     ) -> None:
         """A cluster's silent server is found out within the agent's deadline, or never."""
         tier = {"type": "redis", "cluster": True, "timeout": 2.0}
         tier["url"] = "redis://127.0.0.1:1/0"  # where nobody is
         with open_slab(here.slab, 64):
             assert 2 == here.serve(lambda: None, tiers=[tier])
-        told = capsys.readouterr().err
+        told = capfd.readouterr().err
         assert "tiers.0.timeout=2.0: timeout.tier is 2.0" in told

@@ -95,12 +95,12 @@ class TestSecond:
             assert b"0\n" == told.read()
         assert (0, b"", b"") == (agent.returncode, agent.stdout, agent.stderr)
 
-    @pytest.mark.parametrize("streams", ["2>&-", "<&- >&- 2>&-"])
-    def test_service_without_streams_tells_how_it_ends(
+    @pytest.mark.parametrize("streams", ["2>&-", "<&- >&- 2>&-", "2>/dev/full"])
+    def test_service_that_cannot_write_its_streams_tells_how_it_ends(
         self, place: Place, streams: str
     ) -> None:
-        """R-63: without standard error it failed as it told that a setting cannot be used; its engine
-        heard nothing of that, and native code wrote to what had come in the stream's place."""
+        """R-63: where standard error is closed, full or a terminal that is gone it failed as it told that a
+        setting cannot be used; its engine heard nothing of that."""
         reader, writer = os.pipe()
         settings = place.slab.parent / "settings.json"
         settings.write_text('{"tiers": []}')

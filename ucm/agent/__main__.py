@@ -41,6 +41,8 @@ _MOST_TEXT = 1 << 20
 _COLLECTIONS = 50_000, 20, 50
 """New objects that hold others between two looks for cycles among them, and looks between those at older ones."""
 _MOST_PROBLEM = 2048
+_STDERR = 2
+_ESCAPED = "backslashreplace"
 _LINGER_S = 10.0
 _LOOK_S = 0.25
 _BEYOND_S = 5.0
@@ -91,17 +93,18 @@ def main() -> int:
     try:
         code, problem = _serve(arguments.config, arguments.linger), ""
     except _TakenError as exc:
-        code, problem = 0, ""  # an engine's own has met another engine's
-        if arguments.engine_fd is None:
-            code = exc.code
-            sys.stderr.write(f"ucm agent: {exc}\n")
+        code, problem = exc.code, str(exc)
+        if arguments.engine_fd is not None:  # an engine's own has met another engine's
+            code, problem = 0, ""
     except (ConfigError, OSError) as exc:
         code, problem = REFUSED, str(exc)
-        sys.stderr.write(f"ucm agent: {problem}\n")
     if arguments.engine_fd is not None:
         with contextlib.suppress(BrokenPipeError):  # the engine is gone
-            told = f"{code}\n{problem}".encode()[:_MOST_PROBLEM]
+            told = f"{code}\n{problem}".encode("utf-8", _ESCAPED)[:_MOST_PROBLEM]
             os.write(arguments.engine_fd, told)
+    if problem:
+        with contextlib.suppress(OSError):  # its terminal is gone, or its disk full
+            os.write(_STDERR, f"ucm agent: {problem}\n".encode("utf-8", _ESCAPED))
     return code
 
 
