@@ -95,8 +95,9 @@ class TestAnswer:
         """In containers of their own two engines may have the same process id."""
         for number in range(3):
             served(tell=lambda number=number: {"engine": f"e{number}"})
-        found = {each.engine for each in read_statuses(tmp_path).answers}
-        assert {"e0", "e1", "e2"} == found
+        found = {each.engine: each.name for each in read_statuses(tmp_path).answers}
+        name = f"scheduler-{os.getpid()}"
+        assert {"e0": name, "e1": f"{name}.1", "e2": f"{name}.2"} == found
 
     def test_what_cannot_be_told_is_a_problem_and_no_silence(self, tmp_path, served):
         """A store that is gone is what an operator looks for."""

@@ -79,6 +79,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         v: Version of the answer.
         role: Such as ``scheduler`` or ``worker-0``.
         pid: Its process id, where it runs.
+        name: No other's of this slab, who may have the same id in another container; by its socket.
         engine: The engine's name for itself; the same in all of its processes.
         uptime_s: Seconds since it began to serve.
         problem: Why nothing is served; empty while all is well.
@@ -93,6 +94,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     v: int = VERSION
     role: Word
     pid: int
+    name: Word = ""
     engine: Word = ""
     uptime_s: float = 0.0
     problem: Annotated[str, msgspec.Meta(max_length=4096)] = ""
@@ -328,7 +330,7 @@ def _ask(folder: int, name: str, owner: int) -> Status:
     status = msgspec.json.decode(told, type=Status)
     if (status.kind, status.v) != (_KIND, VERSION):
         raise ValueError("of another release")
-    return status
+    return msgspec.structs.replace(status, name=name.removesuffix(".sock"))
 
 
 def _open_folder(directory: Path, *, make: bool) -> int:

@@ -106,9 +106,14 @@ class TestEngines:
         assert states == [each.state for each in found]
 
     def test_a_cache_of_a_host_is_an_engine(self):
-        """A library's process has no engine's name; its own stands for it."""
-        (engine,) = engines_of([Status(role="cache-0", pid=4)])
-        assert ("cache-0-4", "ok") == (engine.name, engine.state)
+        """A library's process has no engine's name; its own stands for it, and in another container
+        is another's, whatever its process id."""
+        names = ["cache-0-4", "cache-0-4.1"]
+        told = [Status(role="cache-0", pid=4, name=name) for name in names]
+        found = engines_of(told)
+        assert [(name, "ok") for name in names] == [
+            (engine.name, engine.state) for engine in found
+        ]
 
 
 class TestScreen:

@@ -128,10 +128,6 @@ def _answer(
             }
             for engine in engines
         ],
-        "edges": {
-            f"{each.role}-{each.pid}": each.edges
-            for each in statuses.answers
-            if each.edges
-        },
+        "edges": {each.name: each.edges for each in statuses.answers if each.edges},
         "silent": statuses.silent,
     }

@@ -54,7 +54,7 @@ class EngineView:
 
     Args:
         name: Its own name; that of the process where it has none.
-        processes: Role and process id of each.
+        processes: The name of each.
         state: ``ok``, ``starting`` (the scheduler did not tell), or ``bypassed``, by any process.
         problem: Why a process could not tell all.
         uptime_s: Of the process that runs longest.
@@ -145,8 +145,7 @@ def engines_of(
     """
     by_engine: dict[str, list[Status]] = {}
     for status in statuses:
-        name = status.engine or f"{status.role}-{status.pid}"
-        by_engine.setdefault(name, []).append(status)
+        by_engine.setdefault(status.engine or status.name, []).append(status)
     return [
         _engine(name, processes, (before or {}).get(name), seconds)
         for name, processes in sorted(by_engine.items())
@@ -172,7 +171,7 @@ def _engine(
     healthy = min(told, default=1.0 if heads else None)
     return EngineView(
         name=name,
-        processes=tuple(f"{each.role}-{each.pid}" for each in processes),
+        processes=tuple(each.name for each in processes),
         state="starting" if healthy is None else "ok" if healthy else "bypassed",
         problem="; ".join(each.problem for each in processes if each.problem),
         uptime_s=uptime,
