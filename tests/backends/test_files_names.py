@@ -42,6 +42,18 @@ def test_process_is_known_whatever_it_calls_itself() -> None:
         comm.write_bytes(before)
 
 
+def test_process_knows_itself_alone_where_no_boot_is_told(
+    tmp_path, monkeypatch
+) -> None:
+    """X-03: no agent with such a tier could start where /proc has processes alone."""
+    monkeypatch.setattr(_identity, "_BOOT", tmp_path / "boot_id")
+    assert 0 == count(open_ledger(tmp_path)).own.blocks
+    own = _identity.identity(os.getpid())
+    assert _identity.is_alive(own)
+    monkeypatch.setattr(_identity, "_NOWHERE", "another process's")
+    assert not _identity.is_alive(own)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("whose", ["ours", "another machine's", "nobody's"])
 def test_turn_of_a_process_that_has_ended_is_taken_at_once(tmp_path, whose) -> None:

@@ -3,11 +3,16 @@
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
 __all__ = ["identity", "is_alive"]
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_NOWHERE = secrets.token_hex()
+"""Stands for a boot that is not told: others are as on another machine, where ages alone say who has ended."""
 
 
 def identity(pid: int) -> str:
@@ -16,7 +21,9 @@ def identity(pid: int) -> str:
 
     In containers of one machine that start together processes have the same ids.
     """
-    where = Path("/proc/sys/kernel/random/boot_id").read_text()
+    where = _NOWHERE
+    with contextlib.suppress(OSError):  # systemd has ProcSubset=pid
+        where = _BOOT.read_text()
     with contextlib.suppress(OSError):  # of a kernel that has no containers
         where += os.readlink("/proc/self/ns/pid")
     return f"{xxh3_128_hexdigest(where.encode())}.{pid}.{_started(pid)}"
