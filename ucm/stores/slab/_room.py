@@ -69,10 +69,10 @@ def _cgroups(system: Path) -> Iterator[tuple[Path, Path, tuple[str, str]]]:
     for line in _text(system / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
-            limits, used = ("memory.max", "memory.high"), "memory.current"
+            limits, used = ["memory.max", "memory.high"], "memory.current"
             tops, cache = [mount, mount / "unified"], ("inactive_file", "active_file")
         elif "memory" in controllers.split(","):
-            limits, used = ("memory.limit_in_bytes",), "memory.usage_in_bytes"
+            limits, used = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
             cache = ("total_inactive_file", "total_active_file")
             tops = [mount / "memory"]
         else:
