@@ -21,7 +21,7 @@ _SUBREAPER = 36
 """Who is left with orphans, for prctl(2)."""
 _HOST = """
 import json, sys
-sys.path[:] = sys.argv[2:]
+sys.path[:] = [None, *sys.argv[2:]]
 from tests.kit.agents import exit_code
 from ucm.agent.launch import Launcher
 from ucm.config import UCMConfig

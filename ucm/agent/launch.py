@@ -126,8 +126,12 @@ def _environment() -> dict[str, str]:
     """
     told = environment_without(_BINDING)
     given = "" if sys.flags.ignore_environment else told.get("PYTHONPATH", "")
-    places = dict.fromkeys([*given.split(os.pathsep), *sys.path])
-    return told | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
+    paths: list[object] = [*sys.path]
+    own = [
+        each for each in paths if isinstance(each, str)
+    ]  # imports pass others over, too
+    places = filter(None, dict.fromkeys([*given.split(os.pathsep), *own]))
+    return told | {"PYTHONPATH": os.pathsep.join(places)}
 
 
 class _Agent:
