@@ -126,10 +126,8 @@ def _environment() -> dict[str, str]:
     """
     told = environment_without(_BINDING)
     given = "" if sys.flags.ignore_environment else told.get("PYTHONPATH", "")
-    paths: list[object] = [*sys.path]
-    own = [
-        each for each in paths if isinstance(each, str)
-    ]  # imports pass others over, too
+    # Imports pass over what is no text there, too.
+    own = (each for each in list[object](sys.path) if isinstance(each, str))
     places = filter(None, dict.fromkeys([*given.split(os.pathsep), *own]))
     return told | {"PYTHONPATH": os.pathsep.join(places)}
 
