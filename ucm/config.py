@@ -159,14 +159,14 @@ class StoreConfig:
     )
     retain_share: float = field(
         0.25,
-        "Share of the slots for blocks that are retained until a time still to come; "
-        "what is beyond it counts as used now.",
+        "Share of the slots that a model can have beside others, for blocks that are retained "
+        "until a time still to come; what is beyond it counts as used now.",
         read=read_share,
     )
     tenant_share: float = field(
         1.0,
-        "Share of the slots for the blocks of one tenant (cache salt), which then makes "
-        "room among its own.",
+        "Share of the slots that a model can have beside others, for the blocks of one tenant "
+        "(cache salt), which then makes room among its own.",
         read=read_share,
     )
     huge_pages: HugePages = field(

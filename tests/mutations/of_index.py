@@ -149,8 +149,8 @@ INDEX = (
         name="budget_ignored",
         why="Who asks for retention of everything leaves no room for anybody else.",
         file=_USED,
-        find="        room = int(self.limits.retained * self.layout.num_slots)",
-        replace="        room = int(9 * self.layout.num_slots)",
+        find="        most = int(self.limits.retained * self.num_to_have())",
+        replace="        most = int(9 * self.num_to_have())",
         killers=(_RETAINED,),
     ),
     Mutant(

@@ -304,7 +304,7 @@ SLAB = (
         name="damaged_owner_of_an_extent_visited",
         why="Nobody who needs room can save any more.",
         file="ucm/stores/slab/_arena.py",
-        find="        sizes = set(filter(self._is_of_class, sizes))",
+        find="        sizes = set(filter(self._manifest.is_class, sizes))",
         replace="        pass",
         killers=(f"{_DAMAGED}::test_extent_of_no_class_costs_its_slots_alone",),
     ),

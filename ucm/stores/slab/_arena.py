@@ -30,6 +30,7 @@ from ucm.stores.slab._extents import (
     NOBODY,
     UNUSED,
     WRITTEN,
+    Geometry,
     Holding,
     choose_extent,
 )
@@ -38,14 +39,13 @@ from ucm.stores.slab._layout import Grant, SlotState, Word
 from ucm.stores.slab._locks import FileLock, are_bound, is_bound
 from ucm.uses import Uses
 
-__all__ = ["Arena", "Supply", "drop_what_others_own", "region_of"]
+__all__ = ["Arena", "Part", "Supply", "drop_what_others_own", "region_of"]
 
 _PAGE = 4096
 _ASK_EVERY_S = 1.0
 _PATIENCE_S = 0.1
 """With the lock of another class's index."""
 _AHEAD = 64
-_THERE = (int(Word.NUM_FREE), int(Word.NUM_COMMITTED), int(Word.NUM_RESERVED))
 
 
 def region_of(slot_bytes: int) -> int:
@@ -97,6 +97,41 @@ class Arena:
         )
 
 
+class Part:
+    """
+    What a class gets as soon as it wants it, as ``choose_extent`` says.
+
+    Knows nothing of the index, which asks: they would hold each other.
+
+    Args:
+        manifest: Of the slab.
+        arena: The table.
+        geometry: Of the class.
+    """
+
+    def __init__(self, manifest: Manifest, arena: Arena, geometry: Geometry) -> None:
+        self._manifest = manifest
+        self._arena = arena
+        self._geometry = geometry
+
+    def num_slots(self) -> int:
+        """
+        Return how many slots its equal part of the memory is that is there; takes no lock.
+
+        Raises:
+            StoreUnavailableError: Nobody can be asked who else uses the slab.
+        """
+        geometry, arena = self._geometry, self._arena
+        owners = arena.owners[: geometry.usable_extents]
+        others = set(np.unique(owners).tolist()) - {NOBODY, geometry.slot_bytes}
+        num_live = 1 + sum(
+            are_bound(arena.lock.fd, region_of(size))
+            for size in filter(self._manifest.is_class, others)
+        )
+        there = int(np.count_nonzero(arena.populated[: len(owners)]))
+        return there // num_live * geometry.slots_per_extent
+
+
 class Supply:
     """
     How one class comes to memory: what nobody has, then what others can do without.
@@ -117,6 +152,7 @@ class Supply:
         self._mine = mine
         self._size = mine.geometry.slot_bytes
         self._ask_at = 0.0
+        mine.index.part = Part(manifest, arena, mine.geometry).num_slots
 
     def reserve(
         self, batch: KeyBatch, nbytes: int, owner: int, uses: Uses | None
@@ -149,9 +185,7 @@ class Supply:
             index.admit(geometry.slots_of(extent))
 
     def _has_all(self) -> bool:
-        words = self._mine.index.words
-        there = sum(map(words.__getitem__, _THERE))
-        return there == self._mine.geometry.num_slots
+        return self._mine.index.num_present == self._mine.geometry.num_slots
 
     def _owners(self) -> npt.NDArray[np.int64]:
         """Return the owners of what is large enough for one of our slots; shared."""
@@ -198,7 +232,7 @@ class Supply:
     def _take_one(self) -> bool:
         """Take an extent from another class, if one may go; return whether it did."""
         sizes = set(np.unique(self._owners()).tolist()) - {NOBODY, self._size}
-        sizes = set(filter(self._is_of_class, sizes))  # damaged memory may say anything
+        sizes = set(filter(self._manifest.is_class, sizes))
         with contextlib.ExitStack() as stack:
             visits = [stack.enter_context(self._visiting(size)) for size in sizes]
             others = {
@@ -223,10 +257,6 @@ class Supply:
                     return True
                 seen.used_ns[chosen] = WRITTEN
             return False
-
-    def _is_of_class(self, slot_bytes: int) -> bool:
-        of_class = self._manifest.of_class(slot_bytes) if slot_bytes > 0 else None
-        return of_class is not None and of_class.slot_bytes == slot_bytes
 
     @contextlib.contextmanager
     def _visiting(self, slot_bytes: int) -> Iterator[tuple[ClassIndex | None, bool]]:

@@ -126,6 +126,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             block_bytes
         )
 
+    def is_class(self, slot_bytes: int) -> bool:
+        """Return whether a class has slots of just that size; damaged memory may say anything."""
+        geometry = self.of_class(slot_bytes) if slot_bytes > 0 else None
+        return geometry is not None and geometry.slot_bytes == slot_bytes
+
     def index_of(self, slot_bytes: int) -> str:
         """Return the name of a class's index."""
         return f"index-{slot_bytes}.{self.revision}"

@@ -163,7 +163,7 @@ class IndexLayout:
 @attrs.frozen
 class Limits:
     """
-    How much of a slab single users of it may claim, as shares of its slots.
+    How much of a slab single users may claim, as shares of what their class can have.
 
     Args:
         retained: Blocks that count as used at a moment that is still to come.

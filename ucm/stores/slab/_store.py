@@ -69,9 +69,10 @@ class SlabStore(Store):
         verify: How often the bytes of a block are held against its checksum.
         open_timeout: Seconds to wait at most for others that create the slab.
         lock_timeout: Seconds to wait at most for others that change the index.
-        retain_share: Slots that may count as used at a moment still to come, of all;
+        retain_share: Slots that may count as used at a moment still to come, of all that
+            blocks of this size can have (see ``SlotIndex.num_to_have``);
             beyond it that moment is now.
-        tenant_share: Slots that one tenant may have, of all; beyond it the tenant makes
+        tenant_share: Slots that one tenant may have, of as many; beyond it the tenant makes
             room among its own. Of more than 65535 tenants some share a share.
         joins_only: Take a slab that is there as it is; make none, and cut none anew.
 

@@ -8,6 +8,7 @@ becomes of blocks that are used no more is put down by the same clock.
 
 import ctypes
 import time
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,7 @@ from ucm.uses import Uses
 __all__ = ["Used"]
 
 _SAMPLE = 4096
+_THERE = (int(Word.NUM_FREE), int(Word.NUM_COMMITTED), int(Word.NUM_RESERVED))
 _EARLIEST = -(1 << 62)
 _AHEAD_NS = 1 << 55  # over a year: a clock that goes on from there has centuries left
 
@@ -39,11 +41,28 @@ class Used(Tables):
     def __init__(self, buffer: memoryview, layout: IndexLayout) -> None:
         super().__init__(buffer, layout)
         self.limits = Limits(retained=1.0, of_tenant=1.0)  # until whoever opens it says
+        self.part: Callable[[], int] = lambda: layout.num_slots  # likewise
+        """Returns how many slots there are for this index beside others, if it wants them."""
         self._last_stamp = 0
         self._sampled_from = 0
         self.seed = self.words[Word.SEED]
         self.fates = Fates()
         """Where is put down what becomes of blocks; nowhere until somebody opens it."""
+
+    @property
+    def num_present(self) -> int:
+        """Slots that there is memory for."""
+        return sum(map(self.words.__getitem__, _THERE))
+
+    def num_to_have(self) -> int:
+        """
+        Return how many slots this index can count on: the limits are shares of these.
+
+        Raises:
+            StoreUnavailableError: Nobody can be asked who else uses the slab.
+        """
+        there, most = self.num_present, self.layout.num_slots
+        return there if there == most else min(max(there, self.part()), most)
 
     def part_with(self, slots: npt.NDArray[np.int64], fate: Fate) -> None:
         """Put down what becomes of blocks whose slots are about to be vacated."""
@@ -107,9 +126,8 @@ class Used(Tables):
             return moments
         if stamps is not None:
             later &= stamps <= now
-        room = int(self.limits.retained * self.layout.num_slots) - self._count_retained(
-            now
-        )
+        most = int(self.limits.retained * self.num_to_have())
+        room = most - self._count_retained(now)
         beyond = np.flatnonzero(later)[max(0, room) :]
         moments = moments.copy()
         moments[beyond] = now - np.arange(len(beyond))
