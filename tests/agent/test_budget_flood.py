@@ -4,8 +4,10 @@
 from collections import Counter
 
 import anyio
+import pytest
 
 from tests.agent.unruly import run_virtual
+from ucm.agent import budget as budget_module
 from ucm.agent.budget import Budget, Place
 
 TENANTS = 400
@@ -21,22 +23,28 @@ class Looked(Counter[int]):
         return super().__getitem__(tenant)
 
 
-def test_turn_costs_the_same_however_many_tenants_wait() -> None:
-    """R-53: a flood of salts, each with one want, has no tenant looked at for each turn of
-    another's."""
+@pytest.mark.parametrize(
+    ("tenants", "priorities"), [(TENANTS, 1), (1, TENANTS), (TENANTS, TENANTS)]
+)
+def test_turn_costs_the_same_however_many_tenants_wait(
+    tenants: int, priorities: int
+) -> None:
+    """R-53: a flood of salts or priorities, each with one want, has none looked at for each
+    turn of another's."""
 
     async def run() -> int:
         budget = Budget(10)
         budget.held = Looked()
 
-        async def want(tenant: int) -> None:
-            await budget.acquire(3, Place(0, tenant))
+        async def want(number: int) -> None:
+            tenant = number % tenants
+            await budget.acquire(3, Place(number % priorities, tenant))
             await anyio.sleep(1.0)
             budget.release(3, tenant)
 
         async with anyio.create_task_group() as tasks:
-            for tenant in range(TENANTS):
-                tasks.start_soon(want, tenant)
+            for number in range(TENANTS):
+                tasks.start_soon(want, number)
         assert 10 == budget.left
         return budget.held.num_looks
 
@@ -63,3 +71,34 @@ def test_what_was_before_is_not_kept() -> None:
         return kept
 
     assert run_virtual(run) < 100
+
+
+def test_tenants_are_known_as_they_are_behind_many_turns_of_others(monkeypatch) -> None:
+    """R-53: who has given all back, while those of another priority came first, has its turn
+    before who has something, however much has changed."""
+    monkeypatch.setattr(budget_module, "_MOST_CHANGED", 2)
+
+    async def run() -> list[int]:
+        budget, came = Budget(10), []
+
+        async def want(count: int, place: Place) -> None:
+            await budget.acquire(count, place)
+            came.append(place.tenant)
+
+        assert budget.take(6, 1)
+        assert budget.take(4, 2)
+        async with anyio.create_task_group() as tasks:
+            for tenant in (2, 1):
+                tasks.start_soon(want, 9, Place(1, tenant))
+            tasks.start_soon(want, 9, Place(0, 3))
+            await anyio.sleep(1.0)
+            for _ in range(6):
+                budget.release(1, 1)
+            budget.release(3, 2)
+            await anyio.sleep(1.0)
+            budget.release(9, 3)
+            await anyio.sleep(1.0)
+            tasks.cancel_scope.cancel()
+        return came
+
+    assert [3, 1] == run_virtual(run)

@@ -39,9 +39,22 @@ FAIRNESS = (
         name="tenant_stands_where_it_stood",
         why="Who has given all back comes behind those that have something.",
         file=_BUDGET,
-        find="        for rows in self._rows.values():\n            self._rank(rows, tenant)\n",
+        find="        self._catch_up(rows)\n",
         replace="",
         killers=(f"{_TENANTS}::test_each_turn_is_whose_it_is",),
+    ),
+    Mutant(
+        name="changes_too_many_to_know_are_known",
+        why="Who has given all back meanwhile comes behind those that have something.",
+        file=_BUDGET,
+        find="        if num_new > len(self._changed):\n",
+        replace="        if False:\n",
+        killers=(
+            (
+                "tests/agent/test_budget_flood.py::"
+                "test_tenants_are_known_as_they_are_behind_many_turns_of_others"
+            ),
+        ),
     ),
     Mutant(
         name="all_tenants_looked_at_for_each_turn",

@@ -16,7 +16,7 @@ of each other tenant that waited before it. Who is next and finds too little lef
 import bisect
 import heapq
 import itertools
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from functools import partial
 from operator import attrgetter
 
@@ -28,6 +28,8 @@ __all__ = ["Budget", "Place"]
 _ARRIVAL = attrgetter("arrival")
 _SPARE = 64
 """Ranks that are no more true, beside as many as are."""
+_MOST_CHANGED = 1024
+"""Changes of what tenants have that are known one by one."""
 
 
 @attrs.define(eq=False)
@@ -56,6 +58,8 @@ class _Row:
 class _Rows:
     """Those of one priority that wait."""
 
+    num_seen: int
+    """How many changes of what tenants have the ranks allow for."""
     num_granted: int = 0
     of: OrderedDict[int, _Row] = attrs.Factory(OrderedDict)
     """By tenant; whose turn is the longest ago comes first."""
@@ -68,7 +72,8 @@ class Budget:
     """
     Slots that fetched blocks may take, by priority, and then shared by tenants.
 
-    A turn costs about the same however many tenants wait; there is nothing of one that does not, and has none.
+    A turn costs about the same however many tenants wait, and at however many priorities; there is
+    nothing of a tenant that does not, and has none.
 
     Args:
         total: Slots.
@@ -82,6 +87,9 @@ class Budget:
         self.num_waiting = 0
         """Those who wait for slots."""
         self._arrivals = itertools.count()
+        self._changed: deque[int] = deque(maxlen=_MOST_CHANGED)
+        """Whose slots became more or less, the last ones."""
+        self._num_changed = 0
         self._rows: dict[int, _Rows] = {}
         """By priority."""
 
@@ -135,11 +143,11 @@ class Budget:
         self.held[tenant] += count
         if not self.held[tenant]:
             del self.held[tenant]
-        for rows in self._rows.values():
-            self._rank(rows, tenant)
+        self._changed.append(tenant)
+        self._num_changed += 1
 
     def _stand(self, place: Place) -> None:
-        rows = self._rows.setdefault(place.priority, _Rows())
+        rows = self._rows.setdefault(place.priority, _Rows(self._num_changed))
         if place.tenant not in rows.of:
             rows.of[place.tenant] = _Row(rows.num_granted)
         bisect.insort(rows.of[place.tenant].places, place, key=_ARRIVAL)
@@ -175,9 +183,19 @@ class Budget:
         row = next(iter(rows.of.values()))
         if rows.num_granted - row.since >= self.total:  # it is due
             return row.places[0]
+        self._catch_up(rows)
         while (rank := rows.ranks[0]) != self._rank_of(rows, rank[-1]):
             heapq.heappop(rows.ranks)
         return rows.of[rank[-1]].places[0]
+
+    def _catch_up(self, rows: _Rows) -> None:
+        """Have ranks say what tenants have now: only here, of all priorities for one."""
+        num_new, rows.num_seen = self._num_changed - rows.num_seen, self._num_changed
+        if num_new > len(self._changed):
+            self._rank_all(rows)
+            return
+        for tenant in set(itertools.islice(reversed(self._changed), num_new)):
+            self._rank(rows, tenant)
 
     def _rank(self, rows: _Rows, tenant: int) -> None:
         """Take note of where a tenant stands now, if it waits."""
@@ -185,8 +203,11 @@ class Budget:
         if rank is not None:
             heapq.heappush(rows.ranks, rank)
         if len(rows.ranks) > 2 * len(rows.of) + _SPARE:
-            rows.ranks = list(filter(None, map(partial(self._rank_of, rows), rows.of)))
-            heapq.heapify(rows.ranks)
+            self._rank_all(rows)
+
+    def _rank_all(self, rows: _Rows) -> None:
+        rows.ranks = list(filter(None, map(partial(self._rank_of, rows), rows.of)))
+        heapq.heapify(rows.ranks)
 
     def _rank_of(self, rows: _Rows, tenant: int) -> tuple[int, int, int, int] | None:
         row = rows.of.get(tenant)
