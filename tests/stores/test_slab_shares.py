@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.stores.test_slab_arena import CAPACITY, EVERY, LARGE, SMALL, open_class
+from tests.stores.test_slab_arena import EVERY, LARGE, open_class
 from ucm.blocks import PackedKey
 from ucm.stores.slab import SlabStore
 from ucm.stores.slab import _arena as arena_module
@@ -43,6 +43,9 @@ class TestSeveralSizes:
             assert 18 == sum(two.contains(EVERY[300:336]))
             assert 36 == two.stats().over_share_blocks_total
             assert 72 == save_of(one, EVERY[500:600], tenant=1)
+            told = one.stats(), two.stats()
+            assert [144, 36] == [each.capacity_blocks for each in told]
+            assert [144, 36] == [each.committed_blocks for each in told]
 
     def test_size_that_nobody_uses_takes_no_part(self, memory_path, asks_always):
         """R-31: a tenant has its share of all that a model can have which is alone."""
@@ -69,4 +72,4 @@ def test_slab_without_all_of_its_memory_is_shared_as_it_is(memory_path):
     with open_class(memory_path, tenant_share=0.5) as one:
         one._slab.arena.populated[6:] = False
         assert 36 == save_of(one, make_keys(60), tenant=1)
-        assert CAPACITY // SMALL == one.stats().capacity_blocks
+        assert 72 == one.stats().capacity_blocks

@@ -10,7 +10,7 @@ import resource
 import pytest
 
 from tests.clocks import no_threads
-from tests.stores.slab_kit import open_slab
+from tests.stores.slab_kit import SLOT_BYTES, open_slab
 from ucm.errors import ConfigError, StoreUnavailableError
 from ucm.stores.slab import _populate
 from ucm.testing.store_blocks import make_keys, make_keyspace, save
@@ -26,9 +26,9 @@ def test_slab_whose_memory_gets_no_thread_is_left(tmp_path, monkeypatch):
     ):
         open_slab(path, num_blocks)
     with open_slab(path, 2 * num_blocks) as slab:
-        assert ("", 2 * num_blocks) == (
+        assert ("", 2 * num_blocks * SLOT_BYTES) == (
             slab.capabilities.caveat,
-            slab.stats().capacity_blocks,
+            slab.stats().capacity_bytes,
         )
         assert 5 == save(slab, make_keys(5))
 

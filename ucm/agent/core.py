@@ -94,7 +94,8 @@ class AgentCore:
         most_waiting: int = 1 << 16,
         rules: Sequence[Admission] = (),
     ) -> None:
-        slots = max(1, store.stats().capacity_blocks // _BUDGET_SHARE)
+        # Of all that there may be: memory comes, and other sizes of blocks come and go.
+        slots = store.stats().capacity_bytes // store.capabilities.max_block_bytes
         self.spillers = [
             Spiller(store, tier, call, most_waiting, rule)
             for tier, rule in zip(
@@ -102,7 +103,7 @@ class AgentCore:
             )
         ]
         self.fetcher = Fetcher(
-            *(store, tiers, call, Budget(slots)),
+            *(store, tiers, call, Budget(max(1, slots // _BUDGET_SHARE))),
             why_absent=self._why_absent,
             brought=lambda number, keys: self.spillers[number].brought(keys),
         )

@@ -66,6 +66,7 @@ class StoreStats:
     """Occupancy, in blocks, and totals since this process opened the store."""
 
     capacity_blocks: int
+    """That blocks of this size can have, beside those of others and with the memory that is there."""
     committed_blocks: int
     reserved_blocks: int
     evicted_blocks_total: int

@@ -346,7 +346,7 @@ class SlabStore(Store):
             for word, before in zip(_TOTALS, self._before, strict=True)
         )
         return StoreStats(
-            capacity_blocks=geometry.num_slots,
+            capacity_blocks=self._slab.index.num_to_have(),
             committed_blocks=int(header[Word.NUM_COMMITTED]),
             reserved_blocks=int(header[Word.NUM_RESERVED]),
             evicted_blocks_total=evicted,
