@@ -45,6 +45,17 @@ class TestRm:
         assert 0 == ask("store", "rm", path, *chosen)["matched"]
         assert [True] * 5 == left(path)
 
+    def test_salt_is_the_bytes_that_were_given(self, path, tmp_path):
+        """One that is no text names its blocks as any other, and ends nothing."""
+        salt, prompt = b"\xff\xfe", tmp_path / "ids.json"
+        with open_slab(path) as store:
+            save(store, keys_of(CHAT, TOKENS[:4], salt))
+        prompt.write_text(json.dumps(TOKENS[:5]))
+        chosen = ("--keyspace", CHAT.digest.hex(), "--prompt", prompt, "--yes")
+        words = (*chosen, "--salt", os.fsdecode(salt))
+        assert 1 == ask("store", "rm", path, *words)["forgotten"]
+        assert [True] * 5 == left(path)
+
     def test_prompt_goes_on_all_ranks(self, path, tmp_path):
         """All parts of a prompt's blocks go; its salt keeps those of others."""
         others = keys_of(CHAT, TOKENS[:4], b"tenant")

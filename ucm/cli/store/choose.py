@@ -2,6 +2,7 @@
 """Which blocks of a slab a subcommand is about: by key, prefix, key space or prompt."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import BinaryIO, TypeVar
 
@@ -155,7 +156,7 @@ class Wanted:
             raise click.UsageError("--salt is empty: leave it out if there is none")
         hashes = None
         if self.prompt is not None:
-            hashes = _hashes_of(self.prompt, text, (self.salt or "").encode())
+            hashes = _hashes_of(self.prompt, text, os.fsencode(self.salt or ""))
         return Choice(
             tuple(hex_bytes(each, "key") for each in self.key),
             tuple(hex_bytes(each, "prefix") for each in self.prefix),
