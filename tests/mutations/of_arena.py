@@ -12,6 +12,9 @@ _MEMORY = "ucm/stores/slab/_memory.py"
 _OPENED = "ucm/stores/slab/_opened.py"
 _POPULATE = "ucm/stores/slab/_populate.py"
 _SETTLE = "ucm/stores/slab/_settle.py"
+_RESERVING = "ucm/stores/slab/_reserving.py"
+_SHARES = "tests/stores/test_slab_shares.py"
+_USED = "ucm/stores/slab/_used.py"
 _CUT = "tests/stores/test_slab_extents.py"
 _SEVERAL = "tests/stores/test_slab_arena.py::TestSeveral"
 _TABLE = "tests/stores/test_slab_arena.py::TestTable"
@@ -25,6 +28,38 @@ _NODES = "tests/stores/test_slab_memory.py::TestNodes"
 _LOST = "tests/stores/test_slab_lost.py::TestWrongBytes"
 
 ARENA = (
+    # Of what a share is one.
+    Mutant(
+        name="tenants_share_of_a_whole_slab",
+        why="With several models in one slab a tenant has all slots of its own.",
+        file=_RESERVING,
+        find="int(limit * index.num_to_have())",
+        replace="int(limit * index.layout.num_slots)",
+        killers=(
+            f"{_SHARES}::TestSeveralSizes::test_tenant_has_its_share_of_what_its_model_can_have",
+            f"{_SHARES}::test_slab_without_all_of_its_memory_is_shared_as_it_is",
+        ),
+    ),
+    Mutant(
+        name="share_of_what_a_model_has_now",
+        why="A model of which one tenant is there stays small for ever.",
+        file=_USED,
+        find="min(max(there, self.part()), most)",
+        replace="there",
+        killers=(
+            f"{_SHARES}::TestSeveralSizes::test_tenant_has_its_share_of_what_its_model_can_have",
+        ),
+    ),
+    Mutant(
+        name="size_that_nobody_uses_takes_part",
+        why="A model that is gone leaves the tenants of others half of a slab.",
+        file=_ARENA,
+        find="            are_bound(arena.lock.fd, region_of(size))\n",
+        replace="            True\n",
+        killers=(
+            f"{_SHARES}::TestSeveralSizes::test_size_that_nobody_uses_takes_no_part",
+        ),
+    ),
     # Who has an extent.
     Mutant(
         name="extent_of_a_writer_taken",

@@ -120,7 +120,7 @@ SHELF = (
         name="salt_of_a_prompt_forgotten",
         why="The blocks of everybody go instead of those of one tenant.",
         file=_CHOOSE,
-        find='self.prompt, text, (self.salt or "").encode())',
+        find='self.prompt, text, os.fsencode(self.salt or ""))',
         replace='self.prompt, text, b"")',
         killers=(
             f"{_LOOKS}::TestLs::test_prompt_ids_choose_its_blocks_with_their_salt",
