@@ -125,6 +125,16 @@ class TestReader:
         assert (key, True) == (call.kwargs["key"], "Give" in call.kwargs["remedy"])
         assert {key: 2} == reading.ignored()
 
+    def test_any_number_of_unknown_keys_is_one_wish(self):
+        """Nobody's request has the engine's thread go through a million of them; the
+        first is told."""
+        reading = Reading()
+        ours = {"store": False, **{f"key {at}": at for at in range(1000)}}
+        assert Wishes(most_saved=0) == reading.of({"ucm": ours})
+        assert {"ucm": 1} == reading.ignored()
+        (call,) = reading.log.calls
+        assert "'key 0'" == call.kwargs["value"]
+
     @pytest.mark.parametrize(
         ("given", "wishes"),
         [

@@ -129,8 +129,10 @@ class WishReader:
         if not isinstance(ours, Mapping):
             self._ignore(_OURS, ours)
             return {}
-        for key in ours.keys() - {_RETAIN, _STORE, _FORGET}:
-            self._ignore(_OURS, key)
+        for key in ours:
+            if key not in (_RETAIN, _STORE, _FORGET):
+                self._ignore(_OURS, key)
+                break  # there may be a million
         return ours
 
     def _read_seconds(self, ours: Mapping[str, object]) -> float:
