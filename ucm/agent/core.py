@@ -43,7 +43,8 @@ _POLL_S: Final = 0.05
 _MOST_FAILED: Final = 10
 """Looks at the changes of a slab in a row; who cannot look so often has lost it."""
 _BUDGET_SHARE: Final = 8
-"""Of this many slots one may be for fetches: half of what may be retained."""
+"""Of this many slots of a whole slab one may be for fetches: half of what may be retained, where
+blocks of one size have it for themselves."""
 _TROUBLES: Final = (
     *(Reason.STORE_FULL, Reason.UNAVAILABLE, Reason.ERROR, Reason.QUEUE_BYTES),
 )
