@@ -36,7 +36,7 @@ def test_process_is_known_whatever_it_calls_itself() -> None:
     own, comm = _identity.identity(os.getpid()), Path("/proc/self/comm")
     before = comm.read_bytes()
     try:
-        comm.write_bytes(b"nam\xc3")
+        comm.write_bytes(b"n\xc3")
         assert _identity.is_alive(own)
     finally:
         comm.write_bytes(before)
