@@ -162,8 +162,6 @@ class Eyes:
             device: CPUDevice, layout: KVLayout, kv_caches: Mapping[str, object]
         ) -> None:
             self._device, self._layout = device, layout
-            for group in layout.groups:
-                oracle.parts[int(group.group_id)] = [*_parts_of(group, kv_caches)]
             register(device, layout, kv_caches)
 
         def committed(stage: save.Commit, given: save.Sealed) -> save.Finished:
@@ -187,6 +185,12 @@ class Eyes:
         patch.setattr(CPUDevice, "register", registered)
         patch.setattr(save.Commit, "run", committed)
         patch.setattr(load, "_publish", published)
+
+    def begin(self, llm: Any) -> None:  # noqa: ANN401 - vLLM's LLM
+        """Learn of an engine what its numbers are: what it registers of a state are bytes."""
+        for group in self.layout.groups:
+            parts = [*_parts_of(group, _caches_of(llm, self.layout))]
+            self._oracle.parts[int(group.group_id)] = parts
 
     def look(
         self,
@@ -225,8 +229,8 @@ class Eyes:
             hashes: Of the blocks of each prompt, by its tokens, salt and adapter's name.
         """
         core = llm.llm_engine.engine_core.engine_core
-        layers = core.vllm_config.compilation_config.static_forward_context
-        caches = {name: _tensor(layers[name]) for name in _layers_of(self.layout)}
+        found = _caches_of(llm, self.layout)
+        caches = {name: found[name][0] for name in found}
         scheduler, update = core.scheduler, core.scheduler.update_from_output
         self._device = CPUDevice(scheduler.kv_cache_manager.block_pool.num_gpu_blocks)
         self._device.register(self.layout, caches)
@@ -317,21 +321,29 @@ def _layers_of(layout: KVLayout) -> Iterator[str]:
             yield from row.layer_names
 
 
-def _parts_of(group: GroupLayout, kv_caches: Mapping[str, Any]) -> Iterator[_Part]:
+def _parts_of(
+    group: GroupLayout, caches: Mapping[str, Sequence[Any]]
+) -> Iterator[_Part]:
     """Yield where numbers are in a group's blocks; behind a state its page is nobody's."""
     for row, at in zip(group.rows, group.row_offsets, strict=True):
-        cache = kv_caches[row.layer_names[0]]
-        if isinstance(cache, torch.Tensor):
-            yield at, at + row.page_bytes, cache.dtype
+        first, *rest = caches[row.layer_names[0]]
+        if group.kind is not GroupKind.STATE:
+            yield at, at + row.page_bytes, first.dtype
             continue
-        for state in cache:
-            begin = at + state.data_ptr() - cache[0].data_ptr()
+        for state in (first, *rest):
+            begin = at + state.data_ptr() - first.data_ptr()
             yield begin, begin + state[0].nbytes, state.dtype
 
 
-def _tensor(layer: Any) -> object:  # noqa: ANN401 - vLLM's
-    cache = layer.kv_cache
-    return cache[0] if isinstance(cache, list | tuple) else cache
+def _caches_of(llm: Any, layout: KVLayout) -> dict[str, Sequence[Any]]:  # noqa: ANN401 - vLLM's LLM
+    """Return each layer's tensors, as it computes with them."""
+    core = llm.llm_engine.engine_core.engine_core
+    layers = core.vllm_config.compilation_config.static_forward_context
+    caches = {name: layers[name].kv_cache for name in _layers_of(layout)}
+    return {
+        name: cache if isinstance(cache, list | tuple) else [cache]
+        for name, cache in caches.items()
+    }
 
 
 def _keys_in(store: SlabStore) -> list[PackedKey]:

@@ -233,6 +233,8 @@ def _serve(scene: _Scene, setting: Setting, seconds: float) -> None:
         kv_transfer_config=config,
         **engine_arguments(setting),
     ) as llm:
+        if scene.eyes and setting.ranks == 1:
+            scene.eyes.begin(llm)
         print(f"\n{_SERVES}", flush=True)
         asks = Load(llm, setting, scene.chance, scene.past, scene.roots, scene.adapters)
         asks.run(seconds, lambda step: _between(scene, asks, step))
