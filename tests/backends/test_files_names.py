@@ -2,6 +2,7 @@
 """What writers on a share are called, and what is known of those that have ended."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,18 @@ def test_process_knows_itself_alone_where_no_boot_is_told(
     assert _identity.is_alive(own)
     monkeypatch.setattr(_identity, "_NOWHERE", "another process's")
     assert not _identity.is_alive(own)
+
+
+def test_nobody_is_told_dead_for_want_of_a_descriptor() -> None:
+    """R-63: what others are at would be removed as that of who has ended."""
+    own = _identity.identity(os.getpid())
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            _identity.is_alive(own)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.slow
