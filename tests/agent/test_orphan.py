@@ -144,9 +144,10 @@ class TestOrphan:
         assert b"AWS_SESSION_TOKEN=of now" in environment.split(b"\0")
         end_agent(launch)
 
-    def test_agent_finds_the_modules_of_who_starts_it(self, place) -> None:
+    @pytest.mark.parametrize("flags", [["-I", "-S"], ["-S"]])
+    def test_agent_finds_the_modules_of_who_starts_it(self, place, flags) -> None:
         """R-63: of a host that has them by ``sys.path`` alone each one ended at once, without a word in any
-        log; of one that does not listen to ``PYTHONPATH`` it ran what that names."""
+        log; of one that does not listen to ``PYTHONPATH``, or has others before, it ran what that names."""
         place.slab.mkdir()
         (place.slab / "slab.json").touch()
         other = place.slab / "ucm"
@@ -154,7 +155,7 @@ class TestOrphan:
         (other / "__init__.py").write_text("raise SystemExit")
         settings = place.settings | {"tiers": [{"type": "nowhere"}]}
         told = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _HOST, json.dumps(settings), *sys.path],
+            [sys.executable, *flags, "-c", _HOST, json.dumps(settings), *sys.path],
             env=os.environ | {"PYTHONPATH": str(place.slab)},
             capture_output=True,
             check=True,
