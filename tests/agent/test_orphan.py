@@ -14,7 +14,7 @@ import pytest
 
 from tests.agent.test_process import ROOT
 from tests.kit.agents import agent_pid, end_agent, exit_code
-from ucm.agent.launch import _KEEPER, REFUSED, Launcher
+from ucm.agent.launch import _KEEPER, REFUSED, Launcher, _environment
 from ucm.config import UCMConfig
 
 _SUBREAPER = 36
@@ -162,6 +162,15 @@ class TestOrphan:
             text=True,
         )
         assert told.stdout.startswith(f"{REFUSED} tiers.0.type='nowhere'")
+
+    def test_agent_of_a_notebook_finds_what_lies_beside_that(
+        self, tmp_path, monkeypatch
+    ) -> None:
+        """R-63: who is asked line by line finds modules where it is, and has that as an empty place."""
+        (tmp_path / "beside.py").touch()
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        command = [sys.executable, "-P", "-c", "import beside"]
+        subprocess.run(command, env=_environment(), cwd=tmp_path, check=True)
 
     @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
     def test_child_of_an_engine_has_no_part_in_its_agents_parent(

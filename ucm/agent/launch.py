@@ -128,7 +128,8 @@ def _environment() -> dict[str, str]:
     given = "" if sys.flags.ignore_environment else told.get("PYTHONPATH", "")
     # Imports pass over what is no text there, too.
     own = (each for each in list[object](sys.path) if isinstance(each, str))
-    places = filter(None, dict.fromkeys([*own, *given.split(os.pathsep)]))
+    # An empty one is where both are; of what is given it may be nothing.
+    places = dict.fromkeys([*own, *filter(None, given.split(os.pathsep))])
     return told | {"PYTHONPATH": os.pathsep.join(places)}
 
 
