@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """R-24: a host's own log, of whatever class, keeps nobody of ours from going on."""
 
+import json
 import logging
 import os
 
@@ -58,3 +59,31 @@ def test_host_log_that_knows_its_level_is_asked():
     log = open_log(LogConfig(), "worker-0")
     told = [log.is_enabled_for(each) for each in (logging.DEBUG, logging.INFO)]
     assert [False, True] == told
+
+
+@pytest.mark.parametrize("factory", [None, structlog.stdlib.LoggerFactory()])
+def test_host_hears_who_logs(caplog, factory):
+    """Each line was told to come from the log's own file."""
+    capture = structlog.testing.LogCapture()
+    site = structlog.processors.CallsiteParameterAdder()
+    own = [structlog.processors.JSONRenderer()] if factory else [capture]
+    structlog.configure(processors=[site, *own], logger_factory=factory)
+    log = open_log(LogConfig(), "worker-0")
+    log.bind(transfer_id=1).warning(STAGE_FAILED)
+    sites = [json.loads(each.message) for each in caplog.records] or capture.entries
+    found = [(each["module"], each["func_name"]) for each in sites]
+    assert [(__name__.rpartition(".")[2], "test_host_hears_who_logs")] == found
+    assert len(caplog.records) == sum(
+        each.funcName == "test_host_hears_who_logs" for each in caplog.records
+    )
+
+
+def test_host_log_that_is_to_be_awaited_gets_lines_at_once():
+    """Without a running loop nothing could be opened, and with one no line was written."""
+    capture = structlog.testing.LogCapture()
+    kind = structlog.stdlib.AsyncBoundLogger
+    structlog.configure(processors=[capture], wrapper_class=kind)
+    open_log(LogConfig(), "worker-0").bind(transfer_id=1).info(STAGE_FAILED)
+    assert [("worker-0", 1)] == [
+        (each["role"], each["transfer_id"]) for each in capture.entries
+    ]

@@ -21,9 +21,11 @@ import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
+from types import FunctionType
 from typing import Any, Final, cast
 
 import structlog
+from structlog import stdlib
 
 from ucm.config import LogConfig
 from ucm.errors import ConfigError
@@ -131,7 +133,13 @@ def open_log(config: LogConfig, role: str) -> Log:
     """
     log: Log
     if structlog.is_configured():
-        return cast("Log", _HostLog(structlog.get_logger("ucm").bind(role=role)))
+        kind: Any = structlog.get_config()["wrapper_class"]
+        if isinstance(kind, type) and issubclass(kind, stdlib.AsyncBoundLogger):
+            kind = stdlib.BoundLogger  # as it has inside: nobody awaits a line here
+        logger = structlog.wrap_logger(
+            None, wrapper_class=kind, logger_factory_args=("ucm",)
+        )
+        return cast("Log", _HostLog(logger.bind(role=role)))
 
     sink = _sink(config, role)
     quiet: list[structlog.typing.Processor] = []
@@ -218,7 +226,9 @@ def _writes(level: str) -> Callable[..., None]:
         with contextlib.suppress(Exception):
             getattr(self.log, level)(event, **told)
 
-    return write
+    # Counts as structlog's own, so that a host hears who logs, and not of this file.
+    inner = {**globals(), "__name__": "structlog.ucm"}
+    return FunctionType(write.__code__, inner, level, None, write.__closure__)
 
 
 class _HostLog:
