@@ -93,22 +93,22 @@ def doctor(
     3 a file cannot be read.
     """
     given = read_given(file, transfer)
-    engine = _Engine.of(given, {key: options[key] for key in options if options[key]})
-    sized = engine.sizes(model)
-    block_bytes = 0 if isinstance(sized, Finding) else sized[1].block_bytes
-    config = given.configuration.config
+    own = {key: options[key] for key in options if options[key]}
+    tried = [*map(_mapping, tiers)]
     with console(stderr=True).status("Looking"):  # on a terminal only
         findings = [
-            *check_engine(engine.facts),
-            *check_machine(gather_machine(), config),
-            *_check_store(config.store, sized, tokens_per_second, tries=not no_trial),
-            *(engine.assumed() if block_bytes else ()),
-            *_check_tiers(config, (*config.tiers, *map(_mapping, tiers)), block_bytes),
-            *_refused(
-                "queue", lambda: config.queue.check_holds(block_bytes, "a block")
-            ),
-            *_refused("KV events", lambda: check_records(config)),
-            *_refused("log", lambda: check_log(config.log)),
+            *dict.fromkeys(  # what two entries have in common is told once
+                found
+                for each in (given, *given.others)
+                for found in _examine(
+                    each.configuration.config,
+                    _Engine.of(each, own),
+                    model,
+                    tried if each is given else [],
+                    tokens_per_second,
+                    tries=not no_trial,
+                )
+            )
         ]
     is_wrong = any(each.severity is Severity.WRONG for each in findings)
     if as_json:
@@ -116,6 +116,31 @@ def doctor(
     else:
         _show(findings)
     return NOT_WELL if is_wrong else 0
+
+
+def _examine(
+    config: UCMConfig,
+    engine: "_Engine",
+    model: str | None,
+    tiers: Sequence[Mapping[str, object]],
+    tokens_per_second: float,
+    *,
+    tries: bool,
+) -> Iterator[Finding]:
+    """Yield all that is found of one entry of ours."""
+    sized = engine.sizes(model)
+    block_bytes = 0 if isinstance(sized, Finding) else sized[1].block_bytes
+    yield from check_engine(engine.facts)
+    yield from check_machine(gather_machine(), config)
+    yield from _check_store(config.store, sized, tokens_per_second, tries=tries)
+    if block_bytes:
+        yield from engine.assumed()
+    yield from _check_tiers(config, (*config.tiers, *tiers), block_bytes)
+    yield from _refused(
+        "queue", lambda: config.queue.check_holds(block_bytes, "a block")
+    )
+    yield from _refused("KV events", lambda: check_records(config))
+    yield from _refused("log", lambda: check_log(config.log))
 
 
 @attrs.frozen
