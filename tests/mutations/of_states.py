@@ -157,7 +157,7 @@ STATES = (
         name="drafter_runs_by_its_numbers",
         why="A drafter's layer 0 counts as the first, and what its row had before is stored.",
         file=_DOOR,
-        find="is_draft = _stem(name) != of_model",
+        find="is_draft = not _DRAFTERS.isdisjoint(parts)",
         replace="is_draft = False",
         killers=(
             f"{_DOOR_TESTS}::TestOrder::test_drafter_that_numbers_its_layers_anew_runs_last",

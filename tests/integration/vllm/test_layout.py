@@ -155,17 +155,19 @@ class TestOrder:
         assert {0: "layers.0.linear_attn"} == layout_of(config).row_save_layer
 
     @pytest.mark.parametrize("drafter", ["draft_model.model", "mtp", "model.mtp"])
-    def test_drafter_that_numbers_its_layers_anew_runs_last(self, drafter):
+    @pytest.mark.parametrize("num_layers", [1, 4])
+    def test_drafter_that_numbers_its_layers_anew_runs_last(self, drafter, num_layers):
         """S4-08: a row that a drafter's layer shares with one of the model is complete
-        behind the drafter, whatever their numbers are."""
-        draft = f"{drafter}.layers.0.self_attn.attn"
+        behind the drafter, whatever their numbers are and how many it has."""
+        drafts = [f"{drafter}.layers.{at}.self_attn.attn" for at in range(num_layers)]
         wide, *narrow = (f"model.layers.{at}.self_attn.attn" for at in range(3))
         config = cache_config(
-            ([wide, draft], full()),
+            ([wide, *drafts], full()),
             (narrow, window()),
-            tensors=[tensor([wide, draft]), tensor(narrow)],
+            tensors=[tensor([wide, *drafts]), tensor(narrow)],
         )
-        assert {0: narrow[0], 1: draft} == layout_of(config).row_save_layer
+        found = layout_of(config).row_save_layer
+        assert {0: narrow[0], **dict(enumerate(drafts, 1))} == found
 
     def test_layers_of_a_row_are_in_order_of_execution(self):
         """S4-08: layers of one group at one place are listed as they run."""

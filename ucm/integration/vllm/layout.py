@@ -18,7 +18,6 @@ keep one state per block (``mamba_cache_mode=align``). The others are refused by
 - what the engine itself never finds again (rings, replayed windows, replicas).
 """
 
-from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -43,6 +42,8 @@ __all__ = ["layout_of"]
 
 _FULL = {FullAttentionSpec, MLAAttentionSpec}
 _WINDOW = {SlidingWindowSpec, SlidingWindowMLASpec}
+_DRAFTERS = frozenset(("draft_model", "mtp"))
+"""In names of layers that are numbered anew; other drafters go on where the model ends."""
 _ANY = "Serve this model without kv_connector=UCMConnector"
 _REMEDIES: dict[type, str] = {
     MambaSpec: "Start the engine with enable_prefix_caching and "
@@ -105,30 +106,20 @@ def _execution_order(config: KVCacheConfig) -> dict[str, int]:
     depends on how the configuration lists them. Within one number a recurrent layer
     counts as the later: no hook tells when it has run. Where tokens are drafted it is
     later than all: the state that counts is copied when it is known which are taken.
-    A drafter that numbers its layers anew (``draft_model.``, ``mtp.``) calls the list
-    otherwise than the model, which has most layers, and runs behind it.
+    A drafter that numbers its layers anew (``draft_model.``, ``mtp.``) runs behind the
+    model, of which a stage may have fewer layers.
     """
     key: dict[str, tuple[bool, bool, list[int], bool, str]] = {}
-    stems = Counter(
-        _stem(each) for one in config.kv_cache_groups for each in one.layer_names
-    )
-    of_model = max(stems, key=lambda stem: (stems[stem], stem))
     for group in config.kv_cache_groups:
         for name in group.layer_names:
-            numbers = [int(part) for part in name.split(".") if part.isdecimal()]
+            parts = name.split(".")
+            numbers = [int(part) for part in parts if part.isdecimal()]
             spec = _layer_spec(group.kv_cache_spec, name)
             is_state = isinstance(spec, MambaSpec)
             is_late = isinstance(spec, MambaSpec) and spec.num_speculative_blocks > 0
-            is_draft = _stem(name) != of_model
+            is_draft = not _DRAFTERS.isdisjoint(parts)
             key[name] = (is_late, is_draft, numbers, is_state, name)
     return {name: at for at, name in enumerate(sorted(key, key=key.__getitem__))}
-
-
-def _stem(layer: str) -> str:
-    """Return what stands before the number of a layer; nothing if it has none."""
-    parts = layer.split(".")
-    numbers = (at for at, part in enumerate(parts) if part.isdecimal())
-    return ".".join(parts[: next(numbers, 0)])
 
 
 def _group(
