@@ -54,6 +54,19 @@ def listen(path, *, backlog=8):
     return listener
 
 
+@contextlib.contextmanager
+def files_left(count):
+    """Let this process open no more files than these."""
+    free, files = os.dup(0), resource.RLIMIT_NOFILE
+    os.close(free)
+    before = resource.getrlimit(files)
+    resource.setrlimit(files, (free + count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(files, before)
+
+
 class TestAnswer:
     def test_each_process_tells_who_it_is_and_how(self, tmp_path, served):
         """Role, process, engine and numbers of all processes of a slab."""
@@ -312,15 +325,11 @@ class TestSilent:
         """R-24: a server has no files for a while, as clients come in numbers; what it got then
         was no error of ours, and ended the thread that keeps its gauges fresh."""
         served()
-        free, files = os.dup(0), resource.RLIMIT_NOFILE
-        os.close(free)
-        before = resource.getrlimit(files)
-        resource.setrlimit(files, (free + 1, before[1]))
-        try:
-            with pytest.raises(NoStatusError, match="Too many open files"):
-                read_statuses(tmp_path)
-        finally:
-            resource.setrlimit(files, before)
+        with (
+            files_left(1),
+            pytest.raises(NoStatusError, match="Too many open files"),
+        ):
+            read_statuses(tmp_path)
         assert 1 == len(read_statuses(tmp_path).answers)
 
 

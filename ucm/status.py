@@ -32,6 +32,7 @@ from ucm.errors import NoStatusError, UCMError
 from ucm.threads import SYSTEM, Threads
 
 __all__ = [
+    "NO_FILES",
     "VERSION",
     "Numbers",
     "Status",
@@ -50,6 +51,7 @@ _KIND: Final = "ucm-status"
 _NAME: Final = re.compile(
     r"[a-z][a-z0-9-]{0,40}-\d{1,10}(?:\.\d{1,3})?\.sock", re.ASCII
 )
+NO_FILES: Final = errno.EMFILE, errno.ENFILE
 _ANSWER_S: Final = 1.0
 _ASK_S: Final = 3.0
 """More than what a client before may cost the server."""
@@ -291,26 +293,25 @@ def read_statuses(directory: Path) -> Statuses:
     Sockets of processes that are gone are passed over.
 
     Raises:
-        NoStatusError: No process of the slab has ever told, it belongs to others, or this one
-            has too few files to ask them.
+        NoStatusError: None of the slab has ever told, it is others', or no file is left to ask.
     """
-    with contextlib.ExitStack() as opened:
-        try:
+    found = Statuses()
+    try:
+        with contextlib.ExitStack() as opened:
             folder = _open_folder(directory, make=False)
             opened.callback(os.close, folder)
-            names = _names(folder)
-        except OSError as exc:
-            told = f"nothing runs on {directory} that tells: {exc}"
-            raise NoStatusError(told) from exc
-        owner, found = os.fstat(folder).st_uid, Statuses()
-        for name in names:
-            try:
-                found.answers.append(_ask(folder, name, owner))
-            except ConnectionRefusedError:
-                continue
-            except (OSError, ValueError, RecursionError):
-                found.silent.append(name)
-        return found
+            for name in _names(folder):
+                try:
+                    found.answers.append(_ask(folder, name, os.fstat(folder).st_uid))
+                except ConnectionRefusedError:
+                    continue
+                except (OSError, ValueError, RecursionError) as exc:
+                    if getattr(exc, "errno", None) in NO_FILES:
+                        raise
+                    found.silent.append(name)
+    except OSError as exc:
+        raise NoStatusError(f"nothing runs on {directory} that tells: {exc}") from exc
+    return found
 
 
 def _ask(folder: int, name: str, owner: int) -> Status:
@@ -368,8 +369,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 def _names(folder: int) -> list[str]:
-    names = sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
-    return names[:_MOST_SOCKETS]
+    return sorted(filter(_NAME.fullmatch, os.listdir(folder)))[:_MOST_SOCKETS]
 
 
 def _remove_stale(folder: int, own: str) -> None:

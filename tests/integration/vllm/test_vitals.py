@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tests.clocks import no_threads
 from tests.integration.vllm.test_halves import request, traced_engine
+from tests.test_status import files_left
 from ucm import line_writer
 from ucm.integration.vllm import stats, vitals
 from ucm.integration.vllm.messages import plan_in
@@ -206,6 +207,17 @@ class TestFront:
             "ucm_last_sign_timestamp_seconds"
         )
         serve(ucm_healthy=1)
+        assert 1 == front.healthy()
+
+    @pytest.mark.parametrize("left", [0, 1])
+    def test_server_without_files_to_ask_with_calls_nobody_unhealthy(
+        self, serve, front, left
+    ) -> None:
+        """X-11: many clients have them all; an engine that serves them was told to be gone."""
+        serve(ucm_healthy=1)
+        assert 1 == front.healthy()
+        with files_left(left):
+            assert 1 == front.healthy(31.0)
         assert 1 == front.healthy()
 
     def test_rank_that_is_gone_is_missed(self, serve, front) -> None:

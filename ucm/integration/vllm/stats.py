@@ -36,7 +36,7 @@ from ucm.metrics import (
 )
 from ucm.scheduler.adapter import SchedulerAdapter
 from ucm.scheduler.totals import Totals
-from ucm.status import Status, read_statuses
+from ucm.status import NO_FILES, Status, read_statuses
 from ucm.stores.bypass import BypassStore
 from ucm.stores.opening import tell_store
 from ucm.threads import SYSTEM
@@ -184,8 +184,11 @@ class UCMPromMetrics(KVConnectorPromMetrics):
         """Ask the processes of each engine how they are; a few seconds if one hangs."""
         asked_at, answers = self._clock(), []
         if self._slab is not None:
-            with contextlib.suppress(NoStatusError):  # nobody is there, or not here
+            try:
                 answers = read_statuses(self._slab).answers
+            except NoStatusError as exc:  # nobody is there, or not here
+                if getattr(exc.__cause__, "errno", None) in NO_FILES:
+                    return  # that says nothing of them
         for engine_idx, engine_id in self._engine_ids.items():
             own = [answer for answer in answers if answer.engine == engine_id]
             with self._lock:
