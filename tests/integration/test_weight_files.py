@@ -2,6 +2,7 @@
 """What weights are called: equal where the engine reads the same, or refused."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,10 +97,25 @@ class TestWeightsDigest:
         change(model)
         assert before != weights_digest(model)
 
+    @pytest.mark.parametrize("below", ["audio_tokenizer", "whisper-large-v3"])
+    def test_weights_in_a_directory_below_are_others(self, model, below):
+        """R-05: MiMo-Audio and Kimi-Audio read weights from a directory within the model's, and
+        no engine from other ones."""
+        bare = weights_digest(model)
+        model_files(model / "checkpoint-500")
+        assert bare == weights_digest(model)
+        model_files(model / below)
+        first = weights_digest(model)
+        change_byte(model / below / "one.safetensors", DATA)
+        assert 3 == len({bare, first, weights_digest(model)})
+        began = last_change_ns(model / below, (model / below).iterdir())
+        assert is_changed_since(model, began)
+
 
 def named(path, revision="", *, load_format="auto", extra=(), began_ns=None, **changes):
     """Return what the weights of an engine with these settings are called."""
     config = engine_config(str(path))
+    config.model_config.hf_config = None
     for name, value in changes.items():
         assert hasattr(config.model_config, name)
         setattr(config.model_config, name, value)
@@ -164,6 +180,21 @@ class TestName:
         assert first != named(model)
         (other / "config.json").write_text("{}")
         assert first != named(model, hf_config_path=str(other))
+
+    @pytest.mark.parametrize("part", ["text_model_id", "audio_model_id"])
+    def test_weights_of_parts_that_lie_apart_count(self, model, tmp_path, part):
+        """R-05: Ultravox reads text and sound from directories that its configuration names."""
+        other = model_files(tmp_path / "other")
+        config = SimpleNamespace(**{part: str(other)})
+        first = named(model, hf_config=config)
+        assert first != named(model)
+        change_byte(other / "one.safetensors", DATA)
+        assert first != named(model, hf_config=config)
+        began = last_change_ns(other, other.iterdir())
+        with pytest.raises(ConfigError, match=f"{other} were changed"):
+            named(model, hf_config=config, began_ns=began)
+        with pytest.raises(ConfigError, match="no directory holds s3://bucket/part"):
+            named(model, hf_config=SimpleNamespace(**{part: "s3://bucket/part"}))
 
     @pytest.mark.parametrize(
         ("change", "problem"),

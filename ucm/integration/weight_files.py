@@ -25,6 +25,10 @@ _MAX_HEADER_BYTES = 100 << 20
 _Place: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 _CONFIG_SUFFIXES = (".json", ".py")
+_PARTS = ("text_model_id", "audio_model_id")
+"""Of a model's configuration: where the weights of its parts lie, if apart (Ultravox)."""
+_BELOW = ("audio_tokenizer", "whisper-large-v3")
+"""Directories within a model's that have weights of it (MiMo-Audio, Kimi-Audio)."""
 _TEXT_ONLY = (
     "tokenizer",
     "vocab",
@@ -74,7 +78,7 @@ def weights_digest(model_dir: Path) -> str:
     and beginning, middle and end of each tensor, so that a tensor that was trained
     further is seen without reading all of it; weights in other formats are read whole.
     """
-    return _digest(model_dir, lambda path: _is_weights(path) or _is_config(path))
+    return _digest(model_dir, _counts)
 
 
 def config_digest(model_dir: Path) -> str:
@@ -89,10 +93,10 @@ def config_digest(model_dir: Path) -> str:
 
 def is_changed_since(model_dir: Path, moment_ns: int) -> bool:
     """Return whether a file that counts was changed at a moment or later, as far as it shows."""
-    files = [
-        each for each in model_dir.iterdir() if _is_weights(each) or _is_config(each)
-    ]
-    return last_change_ns(model_dir, files) >= moment_ns
+    return any(
+        last_change_ns(place, filter(_counts, place.iterdir())) >= moment_ns
+        for place in _places(model_dir)
+    )
 
 
 def weights_name(
@@ -119,31 +123,49 @@ def weights_name(
     is_dummy = load.load_format == "dummy"
     if revision:
         return f"dummy/{model.seed}/{revision}" if is_dummy else revision
-    place = _directory(model.model, model.revision, load.download_dir)
-    if place is None:
-        raise _unnamed(model, "no directory holds them")
+    name = _read_name(model, load, model.model, model.revision, began_ns)
     if is_dummy:
-        name = f"dummy/{model.seed}/{config_digest(place)}"
-    elif problem := _hidden(model, load, place):
-        raise _unnamed(model, problem)
-    else:
-        name = weights_digest(place)
-        is_given = place == Path(model.model)  # else the engine may have downloaded it
-        if began_ns is not None and is_given and is_changed_since(place, began_ns):
-            raise ConfigError(
-                "weights_revision",
-                "",
-                f"files of {place} were changed while the engine was starting, which may "
-                "have loaded what was there before",
-                "Start it again. Give each version a directory of its own, or a name by "
-                "kv_connector_extra_config.weights_revision.",
-            )
-        name += "" if load.load_format in _SAME_FILES else f"/{load.load_format}"
+        name = f"dummy/{model.seed}/{name}"
+    elif load.load_format not in _SAME_FILES:
+        name += f"/{load.load_format}"
+    config = getattr(model, "hf_config", None)
+    for part in filter(None, (getattr(config, each, None) for each in _PARTS)):
+        name += f"/{_read_name(model, load, part, None, began_ns)}"
     if model.hf_config_path:
         apart = _directory(model.hf_config_path, None, None)
         if apart is None:
             raise _unnamed(model, f"no directory holds {model.hf_config_path}")
         name += f"/{config_digest(apart)}"
+    return name
+
+
+def _read_name(
+    model: Any,  # noqa: ANN401 - vLLM's
+    load: Any,  # noqa: ANN401 - vLLM's
+    source: str,
+    revision: str | None,
+    began_ns: int | None,
+) -> str:
+    """Name what the engine reads of one directory or repository, or refuse it."""
+    place = _directory(source, revision, load.download_dir)
+    if place is None:
+        them = "them" if source == model.model else source
+        raise _unnamed(model, f"no directory holds {them}")
+    if load.load_format == "dummy":
+        return config_digest(place)
+    if problem := _hidden(model, load, place):
+        raise _unnamed(model, problem)
+    name = weights_digest(place)
+    is_given = place == Path(source)  # else the engine may have downloaded it
+    if began_ns is not None and is_given and is_changed_since(place, began_ns):
+        raise ConfigError(
+            "weights_revision",
+            "",
+            f"files of {place} were changed while the engine was starting, which may "
+            "have loaded what was there before",
+            "Start it again. Give each version a directory of its own, or a name by "
+            "kv_connector_extra_config.weights_revision.",
+        )
     return name
 
 
@@ -195,12 +217,27 @@ def _is_config(path: Path) -> bool:
     return path.suffix in _CONFIG_SUFFIXES and not path.name.startswith(_TEXT_ONLY)
 
 
-def _digest(directory: Path, counts: Callable[[Path], bool]) -> str:
+def _counts(path: Path) -> bool:
+    return _is_weights(path) or _is_config(path)
+
+
+def _places(model_dir: Path) -> list[Path]:
+    """Return a model's directory, and those in it of which the engine reads as well."""
+    return [
+        model_dir,
+        *(each for each in map(model_dir.joinpath, _BELOW) if each.is_dir()),
+    ]
+
+
+def _digest(model_dir: Path, counts: Callable[[Path], bool]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(directory.iterdir()):
+    for path in (
+        each for place in _places(model_dir) for each in sorted(place.iterdir())
+    ):
         if not counts(path) or not path.is_file():
             continue
-        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        name = path.relative_to(model_dir)
+        digest.update(f"{name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             if path.suffix != ".safetensors" or not _sample_tensors(digest, file):
                 file.seek(0)
