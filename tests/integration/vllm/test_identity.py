@@ -95,6 +95,14 @@ class TestFields:
         setattr(holder, name, "set")
         assert "set" == json.loads(settings_of(config))[key]
 
+    @pytest.mark.parametrize(
+        "name", ["disable_flashinfer_q_quantization", "use_prefill_query_quantization"]
+    )
+    def test_bits_of_queries_count(self, name):
+        """R-05: of queries of eight bits and of sixteen the engine computes other blocks."""
+        found = told(**{"": {"attention_config": AttentionConfig(**{name: True})}})
+        assert found[f"attention_config.{name}"] is True
+
     def test_nothing_set_is_nothing_told(self, monkeypatch):
         """An engine that only has defaults of its own is named by nothing."""
         # A hybrid model on a CPU sets it for its whole process.
@@ -201,6 +209,18 @@ class TestOthers:
             ("VLLM_DEEPEPLL_NVFP4_DISPATCH", "1", True),
             ("VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE", "1", True),
             ("VLLM_B12X_MOE_FP4_FORCE_A16", "1", True),
+            (
+                "VLLM_DISABLED_KERNELS",
+                "CutlassNvFp4LinearKernel",
+                ["CutlassNvFp4LinearKernel"],
+            ),
+            ("VLLM_FLOAT32_MATMUL_PRECISION", "medium", "medium"),
+            ("VLLM_HUMMING_USE_F16_ACCUM", "1", True),
+            ("VLLM_ROCM_FP8_MFMA_PAGE_ATTN", "1", True),
+            ("VLLM_ROCM_USE_AITER", "1", True),
+            ("VLLM_ROCM_USE_AITER_FP4BMM", "0", False),
+            ("VLLM_ROCM_USE_AITER_FP8BMM", "0", False),
+            ("VLLM_USE_DEEP_GEMM_E8M0", "0", False),
         ],
     )
     def test_what_variables_quantise_or_pack_counts(

@@ -53,10 +53,12 @@ COUNTED: Mapping[str, Collection[str]] = {
     "attention_config": (
         "backend",
         "backend_per_kind",
+        "disable_flashinfer_q_quantization",
         "hisparse_config",
         "indexer_kv_dtype",
         "indexer_sparse_logits",
         "use_non_causal",
+        "use_prefill_query_quantization",
     ),
     "mamba_config": ("enable_stochastic_rounding",),
 }
@@ -254,7 +256,6 @@ UNCOUNTED: Mapping[str, Mapping[str, Collection[str]]] = {
     },
     "attention_config": {
         "how fast, not what": (
-            "disable_flashinfer_q_quantization",
             "flash_attn_max_num_splits_for_cuda_graph",
             "flash_attn_version",
             "flex_attn_block_m",
@@ -269,7 +270,6 @@ UNCOUNTED: Mapping[str, Mapping[str, Collection[str]]] = {
             "tokenspeed_mla_min_split_kv",
             "tq_max_kv_splits_for_cuda_graph",
             "trtllm_ragged_backend",
-            "use_prefill_query_quantization",
             "use_trtllm_attention",
         ),
     },

@@ -42,18 +42,27 @@ _ENVIRONMENT: Mapping[str, object] = {
     "VLLM_B12X_MOE_FP4_FORCE_A16": False,
     "VLLM_CPU_INT4_W4A8": True,
     "VLLM_DEEPEPLL_NVFP4_DISPATCH": False,
+    "VLLM_DISABLED_KERNELS": [],
     "VLLM_FLASHINFER_MOE_A2A_LOW_PRECISION_COMBINE": False,
+    "VLLM_FLOAT32_MATMUL_PRECISION": "highest",
     "VLLM_HUMMING_INPUT_QUANT_CONFIG": None,
     "VLLM_HUMMING_ONLINE_QUANT_CONFIG": None,
+    "VLLM_HUMMING_USE_F16_ACCUM": False,
     "VLLM_MARLIN_INPUT_DTYPE": None,
     "VLLM_MOE_ROUTING_SIMULATION_STRATEGY": "",
+    "VLLM_ROCM_FP8_MFMA_PAGE_ATTN": False,
     "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": "NONE",
     "VLLM_ROCM_SHUFFLE_KV_CACHE_LAYOUT": False,
+    "VLLM_ROCM_USE_AITER": False,
+    "VLLM_ROCM_USE_AITER_FP4BMM": True,
+    "VLLM_ROCM_USE_AITER_FP8BMM": True,
     "VLLM_ROCM_USE_AITER_MOE_A4W4_DSV4": None,
     "VLLM_ROCM_USE_AITER_MOE_SITUV2": "auto",
+    "VLLM_USE_DEEP_GEMM_E8M0": True,
 }
-"""Variables by which weights or activations are quantised, experts chosen, or pages packed, and no
-field of the configuration; with what they are where nobody sets them."""
+"""Variables by which weights or activations are quantised, or products computed in fewer bits, kernels
+or experts chosen, or pages packed, and no field of the configuration; with what they are where nobody
+sets them."""
 
 
 def check_reusable(
