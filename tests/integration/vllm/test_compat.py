@@ -77,6 +77,7 @@ def tensors(version, **values):
         version,
         "KVCacheConfig",
         kv_cache_layout="LBHNC",
+        kv_cache_groups=[],
         hash_block_size=16,
         kv_cache_tensors=[
             made(
@@ -135,6 +136,14 @@ class TestNames:
         assert "LBHNC" == compat.layout_name(tensors("0.32.0"))
         running("0.28.0")
         assert "setting=None" == compat.layout_name(tensors("0.28.0"))
+
+    def test_layout_that_a_back_end_asks_for_is_named(self, running, monkeypatch):
+        """R-05: on Blackwell FlashInfer has heads before tokens, whatever is set; keys were those
+        of the same engine on Hopper."""
+        running("0.28.0")
+        name = "vllm.v1.attention.backends.utils._KV_CACHE_LAYOUT_OVERRIDE"
+        monkeypatch.setattr(name, "HND", raising=False)
+        assert "setting=HND" == compat.layout_name(tensors("0.28.0"))
 
     def test_tokens_of_a_hash_are_asked_of_the_engine(self, running, monkeypatch):
         """A release that does not tell them computes them, and we ask how."""

@@ -5,6 +5,8 @@ import random
 
 import pytest
 import torch
+from vllm.v1.attention.backends.rocm_attn import RocmAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     CircularBufferSpec,
@@ -257,6 +259,19 @@ class TestGroups:
         """The same shape under another order of axes is another layout."""
         config = cache_config((["a"], full()), kv_cache_layout=given)
         assert expected == layout_of(config).engine_tag
+
+    def test_keys_apart_from_values_are_another_layout(self):
+        """R-05: of back ends that take axes in one order, with pages of one size, ROCm's keeps all
+        keys of a page before all values, and Triton's those of a head."""
+
+        def page(backend):
+            group = ["a"], backend.customize_spec(full())
+            return layout_of(cache_config(group, kv_cache_layout="LBHNC"))
+
+        apart, together = map(page, (RocmAttentionBackend, TritonAttentionBackend))
+        assert apart.max_block_bytes == together.max_block_bytes
+        assert apart.fingerprint() != together.fingerprint()
+        assert "LBHNC" == together.engine_tag
 
     def test_layout_is_the_same_for_both_halves(self):
         """Two derivations from equal configurations agree in every byte."""

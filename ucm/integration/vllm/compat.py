@@ -18,6 +18,7 @@ from typing import Any
 import attrs
 import torch
 import vllm
+from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 from ucm.errors import LayoutError
@@ -92,7 +93,7 @@ FEATURES = {
     "layout_name": Feature(
         (0, 29),
         "KVCacheConfig.kv_cache_layout",
-        "the setting VLLM_KV_CACHE_LAYOUT is part of the keys instead",
+        "what VLLM_KV_CACHE_LAYOUT or a back end asks for is part of the keys instead",
     ),
     "transfer_flags": Feature(
         (0, 29),
@@ -191,13 +192,11 @@ def check_groups(groups: Sequence[Any]) -> None:
     names = {kind_of(spec).__name__ for spec in specs}
     if len(groups) == 1 and names <= {"FullAttentionSpec", "MLAAttentionSpec"}:
         return
-    needed = as_text(
-        max(FEATURES[one].since for one in ("block_state", "failed_requests"))
-    )
+    needed = max(FEATURES[one].since for one in ("block_state", "failed_requests"))
     raise LayoutError(
         f"vLLM {vllm.__version__} does not tell a connector which blocks of "
         f"{len(groups)} KV cache groups ({', '.join(sorted(names))}) are still in use, "
-        f"and takes failed loads for one group only. Use vLLM {needed} or newer, or "
+        f"and takes failed loads for one group only. Use vLLM {as_text(needed)} or newer, or "
         "add --disable-hybrid-kv-cache-manager"
     )
 
@@ -299,12 +298,18 @@ def tp_replicas(config: Any) -> int:  # noqa: ANN401 - vLLM's KVCacheConfig
 
 
 def layout_name(config: Any) -> str:  # noqa: ANN401 - vLLM's KVCacheConfig
-    """Return vLLM's name for the order of a page's bytes."""
+    """Return vLLM's name for the order of a page's bytes, and for what it orders."""
     if has("layout_name"):
-        return str(config.kv_cache_layout or "default")
-    from vllm import envs
+        name = str(config.kv_cache_layout or "default")
+        groups = config.kv_cache_groups
+        specs = (spec for one in groups for spec in layer_specs(one.kv_cache_spec))
+        # Some back ends keep keys apart from values, others one behind the other by head.
+        slots = {getattr(spec, "num_head_slots", None) for spec in specs} - {None}
+        return f"{name}/{sorted(slots)}" if slots else name
+    from vllm.v1.attention.backends import utils  # FlashInfer asks, on Blackwell
 
-    return f"setting={envs.VLLM_KV_CACHE_LAYOUT}"
+    chosen = getattr(utils, "_KV_CACHE_LAYOUT_OVERRIDE", None)
+    return f"setting={chosen or envs.VLLM_KV_CACHE_LAYOUT}"
 
 
 def hash_block_tokens(
