@@ -204,4 +204,11 @@ class TestKeyspace:
             lambda *_, **__: str(model / "config.json"),
         )
         by_name = derive(engine_config("somebody/model"))
-        assert {} == by_name.diff(derive(engine_config(str(model))))
+        by_path = derive(engine_config(str(model)))
+        assert {} == by_name.diff(by_path)
+        monkeypatch.setenv("VLLM_USE_MODELSCOPE", "1")  # weights are not that cache's
+        with pytest.raises(ConfigError, match="has somebody/model read from") as caught:
+            derive(engine_config("somebody/model"))
+        assert "weights_revision" == caught.value.key
+        assert "r1" == derive(engine_config("somebody/model"), revision="r1").weights
+        assert {} == by_path.diff(derive(engine_config(str(model))))

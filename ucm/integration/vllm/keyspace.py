@@ -13,8 +13,11 @@ and a restart with nothing changed is equal.
 from pathlib import Path
 from typing import Any
 
+from vllm import envs
+
 from ucm.blocks import KeySpace
 from ucm.config import python_hash_seed
+from ucm.errors import ConfigError
 from ucm.integration.changes import engine_began_ns
 from ucm.integration.vllm.compat import engine_name, has
 from ucm.integration.vllm.identity import settings_of
@@ -70,11 +73,23 @@ def keyspace_of(
 def _weights(vllm_config: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's VllmConfig
     """Name the weights of all layers that may have blocks: the model's and a draft's."""
     model, load = vllm_config.model_config, vllm_config.load_config
-    began_ns = engine_began_ns("EngineCore")
-    name = weights_name(model, load, revision, began_ns)
+    name = _weights_of(model, load, revision)
     speculative = getattr(vllm_config, "speculative_config", None)
     draft = getattr(speculative, "draft_model_config", None)
     if draft is None or draft.model == model.model:
         return name
     draft_load = getattr(speculative, "draft_load_config", None) or load
-    return f"{name}+{weights_name(draft, draft_load, revision, began_ns)}"
+    return f"{name}+{_weights_of(draft, draft_load, revision)}"
+
+
+def _weights_of(model: Any, load: Any, revision: str) -> str:  # noqa: ANN401 - vLLM's
+    """Name the weights of one model; what the other hub's cache has are others."""
+    if not revision and envs.VLLM_USE_MODELSCOPE and not Path(model.model).exists():
+        raise ConfigError(
+            "weights_revision",
+            "",
+            f"VLLM_USE_MODELSCOPE has {model.model} read from a directory that is not known",
+            "Set kv_connector_extra_config.weights_revision to a name of this revision, "
+            "and to another one whenever it changes, or give the model's directory.",
+        )
+    return weights_name(model, load, revision, engine_began_ns("EngineCore"))
