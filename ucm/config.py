@@ -334,7 +334,8 @@ class UCMConfig:
     )
     weights_revision: str = field(
         "",
-        "Names the weights in every key; empty: derived from the model's own files.",
+        "Names weights and configuration of a model in every key, whatever its files say; "
+        "empty: derived from these.",
     )
     immutable_adapters: bool = field(
         False,

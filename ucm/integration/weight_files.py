@@ -187,7 +187,7 @@ def _unnamed(model: Any, problem: str) -> ConfigError:  # noqa: ANN401 - vLLM's
         f"the weights of {model.model} cannot be told apart from other revisions: "
         f"{problem}",
         "Set kv_connector_extra_config.weights_revision to a name of this revision, and "
-        "to another one whenever they change.",
+        "to another one whenever they change, or the configuration beside them does.",
     )
 
 

@@ -90,6 +90,7 @@ def _weights_of(model: Any, load: Any, revision: str) -> str:  # noqa: ANN401 - 
             "",
             f"VLLM_USE_MODELSCOPE has {model.model} read from a directory that is not known",
             "Set kv_connector_extra_config.weights_revision to a name of this revision, "
-            "and to another one whenever it changes, or give the model's directory.",
+            "and to another one whenever weights or configuration change, or give the "
+            "model's directory.",
         )
     return weights_name(model, load, revision, engine_began_ns("EngineCore"))
