@@ -304,7 +304,7 @@ def layout_name(config: Any) -> str:  # noqa: ANN401 - vLLM's KVCacheConfig
         groups = config.kv_cache_groups
         specs = (spec for one in groups for spec in layer_specs(one.kv_cache_spec))
         # Some back ends keep keys apart from values, others one behind the other by head.
-        slots = {getattr(spec, "num_head_slots", None) for spec in specs} - {None}
+        slots = {getattr(spec, "num_head_slots", 0) or 0 for spec in specs} - {0}
         return f"{name}/{sorted(slots)}" if slots else name
     from vllm.v1.attention.backends import utils  # FlashInfer asks, on Blackwell
 
