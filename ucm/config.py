@@ -334,8 +334,7 @@ class UCMConfig:
     )
     weights_revision: str = field(
         "",
-        "Names weights and configuration of a model in every key, whatever its files say; "
-        "empty: derived from these.",
+        "Names weights and configuration in every key; empty: derived from the model's files.",
     )
     immutable_adapters: bool = field(
         False,
