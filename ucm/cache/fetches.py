@@ -13,7 +13,6 @@ Threading: all of it on any thread; nothing blocks but ``close``.
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 import attrs
@@ -102,12 +101,7 @@ class Fetch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, exc_type: object, *_: object) -> None:
         if exc_type is not None:
             self.give_up()
 

@@ -17,7 +17,6 @@ Threading: the loop that entered it.
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import anyio.lowlevel
@@ -72,12 +71,7 @@ class PromptCache(contextlib.AbstractAsyncContextManager["PromptCache"]):
             undo.pop_all()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._lanes.close()
         await to_its_end(self._made.close)
 

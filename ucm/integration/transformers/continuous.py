@@ -24,7 +24,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -128,12 +127,7 @@ class ContinuousPrompts(contextlib.AbstractContextManager["ContinuousPrompts"]):
             self._complete,
         )
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -18,7 +18,6 @@ Threading: any thread; all verbs block.
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -123,12 +122,7 @@ class BlockingPromptCache(contextlib.AbstractContextManager["BlockingPromptCache
         )
         """What it stands on: for ``measure``, ``statistics``, ``flush`` and others."""
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
