@@ -37,7 +37,7 @@ HIT = (
         name="hint_needs_a_pause",
         why="Under load the scheduler finds nothing and saves nothing.",
         file=_INDEX,
-        find="            if self.words[_VERSION] == version:\n                raise\n            return look()\n",
+        find="            if self.words[_VERSION] == version:\n                raise\n            return self._look_up(batch)\n",
         replace="            raise\n",
         killers=(f"{_CROWD}::test_hint_is_given_amid_changes_that_never_pause",),
     ),
@@ -45,8 +45,8 @@ HIT = (
         name="stopped_process_is_a_crowd",
         why="Loads are ordered that wait for a process that was stopped.",
         file=_INDEX,
-        find="            if self.words[_VERSION] == version:\n                raise\n            return look()\n",
-        replace="            return look()\n",
+        find="            if self.words[_VERSION] == version:\n                raise\n            return self._look_up(batch)\n",
+        replace="            return self._look_up(batch)\n",
         killers=(f"{_CROWD}::test_change_that_does_not_end_is_no_crowd",),
     ),
     Mutant(
@@ -54,7 +54,12 @@ HIT = (
         why="A record that is half written passes for a damaged block.",
         file=_INDEX,
         find="        return self.observe(lambda: self._look_up(batch))\n",
-        replace="        return self._glance(lambda: self._look_up(batch))\n",
+        replace="""\
+        try:
+            return self.observe(lambda: self._look_up(batch))
+        except StoreUnavailableError:
+            return self._look_up(batch)
+""",
         killers=(f"{_CROWD}::test_what_is_read_is_seen_at_one_moment",),
     ),
     Mutant(

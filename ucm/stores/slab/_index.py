@@ -131,23 +131,6 @@ class SlotIndex(Used):
         with self.locked():
             return look()
 
-    def _glance(self, look: Callable[[], _T]) -> _T:
-        """
-        Return what *look* sees: as ``observe`` does, or amid changes that never pause.
-
-        Any answer may be out of date when it arrives; whoever acts on it finds out.
-
-        Raises:
-            StoreUnavailableError: One change did not end while one waits for the lock.
-        """
-        version = self.words[_VERSION]
-        try:
-            return self.observe(look)
-        except StoreUnavailableError:
-            if self.words[_VERSION] == version:
-                raise
-            return look()
-
     # -- looking -----------------------------------------------------------------
 
     def batch(self, keys: Sequence[PackedKey]) -> KeyBatch:
@@ -160,8 +143,21 @@ class SlotIndex(Used):
         return self.observe(lambda: self._look_up(batch))
 
     def glance(self, batch: KeyBatch) -> Sighting:
-        """Return the same for a hint: also where others change the index all the time."""
-        return self._glance(lambda: self._look_up(batch))
+        """
+        Return the same for a hint, also amid changes of others that never pause.
+
+        Any answer may be out of date when it arrives; whoever acts on it finds out.
+
+        Raises:
+            StoreUnavailableError: One change did not end while one waits for the lock.
+        """
+        version = self.words[_VERSION]
+        try:
+            return self.look_up(batch)
+        except StoreUnavailableError:
+            if self.words[_VERSION] == version:
+                raise
+            return self._look_up(batch)
 
     def slot_of(self, key: PackedKey) -> int:
         """Return the slot of one committed key, or ``NO_SLOT``; a hint."""

@@ -76,7 +76,7 @@ def look(
     """
     root, system = Path(config.path).absolute(), system or _creation.SYSTEM
     try:
-        found = _found(root, config, block_bytes)
+        found = _found(root, block_bytes)
     except ConfigError as exc:
         found = SlabLook(problems=(exc,))
     except (OSError, ValueError) as exc:  # ValueError: a NUL in its name
@@ -120,7 +120,7 @@ def _place_of(root: Path, system: Path) -> tuple[Mount, tuple[Room, ...]]:
     return mount_of(root, system), (room, *memory_rooms(system))
 
 
-def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook:
+def _found(root: Path, block_bytes: int | None) -> SlabLook:
     """
     Return what is in the directory.
 
@@ -151,9 +151,13 @@ def _found(root: Path, config: StoreConfig, block_bytes: int | None) -> SlabLook
             raise too_short(root, DATA)
     finally:
         os.close(fd)
+    problems: tuple[ConfigError, ...] = ()
+    if block_bytes is not None and manifest.of_class(block_bytes) is None:
+        what = f"its extents of {manifest.extent_bytes} bytes hold no block of {block_bytes}"
+        problems = (path_error(root, f"it was cut for another layout: {what}"),)
     sizes = {int(m[1]) for name in names if (m := INDEX_NAME.fullmatch(name))}
     return SlabLook(
-        problems=tuple(_misfits(manifest, root, config, block_bytes)),
+        problems=problems,
         data_bytes=manifest.data_bytes,
         slot_sizes=tuple(sorted(sizes)),
     )
@@ -163,17 +167,6 @@ def _require_writable(root: Path, place: Path) -> None:
     """Refuse a place where this user can make no file, or nobody: it is mounted read-only."""
     if not os.access(place, os.W_OK | os.X_OK, effective_ids=True):
         raise forbidden(root, f"{place} cannot be written to")
-
-
-def _misfits(
-    manifest: Manifest, root: Path, config: StoreConfig, block_bytes: int | None
-) -> Iterator[ConfigError]:
-    if block_bytes is not None and manifest.of_class(block_bytes) is None:
-        yield path_error(
-            root,
-            f"it was cut for another layout: its extents of {manifest.extent_bytes} "
-            f"bytes hold no block of {block_bytes}",
-        )
 
 
 def _unfulfilled(
