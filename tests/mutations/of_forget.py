@@ -214,7 +214,7 @@ FORGET = (
         name="refused_is_forgotten",
         why="A host is told that all is gone where the agent had no room for its question.",
         file=_LIBRARY,
-        find="if said is not None and said.reason in _SAID:",
+        find="if said is not None and said.reason in FORGETS:",
         replace="if said is not None:",
         killers=(f"{_HOSTS}::test_agent_without_room_has_kept_all",),
     ),
@@ -260,7 +260,7 @@ FORGET = (
         name="unanswered_uncounted",
         why="What an agent was told to have forgotten just before it died is in tiers, and nobody sees it.",
         file="ucm/agent/health.py",
-        find="        if said is None or said.reason not in _FORGOTTEN:\n            self",
+        find="        if said is None or said.reason not in FORGETS:\n            self",
         replace="        if False:\n            self",
         killers=(
             "tests/agent/test_health.py::TestRefresh::test_what_an_agent_was_told_and_has_no_answer_for_is_counted",

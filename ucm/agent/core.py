@@ -25,7 +25,7 @@ from anyio.abc import TaskGroup
 from ucm.agent.admission import Admission
 from ucm.agent.budget import Budget
 from ucm.agent.calls import Blocking
-from ucm.agent.fetch import Fetcher, Want
+from ucm.agent.fetch import Fetcher
 from ucm.agent.protocol import LONGEST_S
 from ucm.agent.spill import Spiller
 from ucm.backends._many import together
@@ -108,6 +108,8 @@ class AgentCore:
             why_absent=self._why_absent,
             brought=lambda number, keys: self.spillers[number].brought(keys),
         )
+        self.fetch, self.drop = self.fetcher.fetch, self.fetcher.drop
+        """Bring what is wanted, within ``run`` only; and give up what a want has."""
         self.max_block_bytes = store.capabilities.max_block_bytes
         self.store = store
         self._call = call
@@ -124,14 +126,6 @@ class AgentCore:
             self._tasks.start_soon(self.fetcher.run, ready)
             await self._follow()
             self._tasks.cancel_scope.cancel()
-
-    async def fetch(self, want: Want) -> None:
-        """Bring what is wanted, see ``Fetcher``; within ``run`` only."""
-        await self.fetcher.fetch(want)
-
-    def drop(self, want: Want) -> None:
-        """Give up what a want has; see ``Fetcher``."""
-        self.fetcher.drop(want)
 
     def forget(self, keys: Sequence[PackedKey]) -> Forgetting:
         """Have tiers part with blocks, whoever waits for that; within ``run`` only."""

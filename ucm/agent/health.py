@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from ucm.agent.client import AgentClient
-from ucm.agent.protocol import LONGEST_S, MOST_KEYS
+from ucm.agent.protocol import FORGETS, LONGEST_S, MOST_KEYS
 from ucm.blocks import PackedKey
 from ucm.metrics import Counters, sample_key
 from ucm.reasons import Reason
@@ -21,8 +21,6 @@ __all__ = ["AgentHealth"]
 
 _REASONS: Final = frozenset(Reason)
 _MEDIUM: Final = attrgetter("medium")
-_FORGOTTEN: Final = (Reason.NONE, Reason.KEPT)
-"""Behind others the agent has not begun to have blocks forgotten."""
 _UNFORGOTTEN: Final = "ucm_unforgotten_parts_total"
 _SERVER_UP: Final = "ucm_tier_server_up"
 _MOST_SERVERS: Final = 32
@@ -121,7 +119,7 @@ class AgentHealth:
         """Take the answer to who wanted blocks forgotten, or that none comes any more."""
         said = self._client.answer(name)
         self._client.drop(name)
-        if said is None or said.reason not in _FORGOTTEN:
+        if said is None or said.reason not in FORGETS:
             self.unasked(count)
 
     def unasked(self, count: int) -> None:

@@ -16,6 +16,7 @@ import attrs
 
 from ucm.agent.dialing import dial, receive
 from ucm.agent.protocol import (
+    FORGETS,
     LOCK_NAME,
     LONGEST_S,
     MOST_KEYS,
@@ -31,7 +32,6 @@ from ucm.agent.protocol import (
 )
 from ucm.blocks import PackedKey
 from ucm.errors import MessageError
-from ucm.reasons import Reason
 
 __all__ = ["Parting"]
 
@@ -90,7 +90,7 @@ class Parting:
                 while not isinstance(said := await receive(reader), Done):
                     pass
             check_media(said, len(media))
-            if said.reason not in (Reason.NONE, Reason.KEPT):
+            if said.reason not in FORGETS:
                 raise MessageError(f"it asks no tier ({said.reason})")
             self.forgotten += said.found
             self.kept |= {media[number - 1] for number in said.media if number}

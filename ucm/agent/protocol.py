@@ -21,6 +21,7 @@ from ucm.reasons import Reason
 from ucm.settings import LONGEST_FETCH_S
 
 __all__ = [
+    "FORGETS",
     "FRAME_HEADER",
     "LOCK_NAME",
     "LONGEST_S",
@@ -56,6 +57,8 @@ PROTOCOL_VERSION: Final = 5
 MAX_FRAME_BYTES: Final = 8 << 20
 MOST_KEYS: Final = 1 << 16
 """Of one message: they fit into a frame however long they are."""
+FORGETS: Final = (Reason.NONE, Reason.KEPT)
+"""Of an answer to who has blocks forgotten: behind other reasons the agent has not begun."""
 LONGEST_S: Final = LONGEST_FETCH_S
 """That a want may take, and that what was found may be kept behind it."""
 FRAME_HEADER: Final = struct.Struct(">I")

@@ -11,24 +11,19 @@ Threading: ``begin`` on any thread; nothing blocks.
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
 
 import attrs
 
 from ucm.agent.client import AgentClient
 from ucm.agent.health import AgentHealth
-from ucm.agent.protocol import LONGEST_S, MOST_KEYS
+from ucm.agent.protocol import FORGETS, LONGEST_S, MOST_KEYS
 from ucm.blocks import PackedKey
 from ucm.cache.pending import Pending, at_end
 from ucm.cache.questions import Questions
-from ucm.reasons import Reason
 from ucm.stores.abc import Store
 from ucm.threads import Threads
 
 __all__ = ["Forgets", "Forgotten"]
-
-_SAID: Final = (Reason.NONE, Reason.KEPT)
-"""Behind others the agent has not begun."""
 
 
 @attrs.frozen
@@ -114,7 +109,7 @@ class Forgets:
 
         def tell(name: str) -> None:
             said = client.answer(name)
-            if said is not None and said.reason in _SAID:
+            if said is not None and said.reason in FORGETS:
                 answers.append((said.found, said.media))
             else:
                 health.unasked(len(parts[name]))
