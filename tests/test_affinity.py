@@ -369,11 +369,11 @@ class TestThisMachine:
     def test_copies_keep_off_the_cpu_of_a_bound_engine(self):
         """On this machine as it is, copies of an engine that is bound to a CPU are
         planned elsewhere, within what the process may use, or nowhere with a reason."""
-        one = AffinityPlan(frozenset({min(os.sched_getaffinity(0))}), "test")
-        found, _ = on_thread(lambda: bind_thread(one) and plan_beside_engine("numa", 0))
-        assert found.reason
-        assert found.cpus <= process_cpus()
-        assert process_cpus() == one.cpus or not found.cpus & one.cpus
+        own = AffinityPlan(frozenset({min(os.sched_getaffinity(0))}), "test")
+        it, _ = on_thread(lambda: bind_thread(own) and plan_beside_engine("numa", int))
+        assert it.reason
+        assert it.cpus <= process_cpus()
+        assert process_cpus() == own.cpus or not it.cpus & own.cpus
 
     def test_no_thread_of_ours_stays_on_the_one_cpu_of_who_starts_it(self):
         """R-18: those of the pipeline and of the log run on the engine's other CPUs, too; the
@@ -397,4 +397,4 @@ class TestThisMachine:
 
     def test_list_is_planned_without_a_look_at_the_machine(self):
         """A list needs no NUMA node."""
-        assert frozenset({3, 4}) == plan_beside_engine("3-4", None).cpus
+        assert frozenset({3, 4}) == plan_beside_engine("3-4", lambda: None).cpus

@@ -23,7 +23,7 @@ import contextlib
 import multiprocessing
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 import attrs
@@ -263,11 +263,14 @@ def _text(path: Path) -> str:
         return ""
 
 
-def plan_beside_engine(setting: str, node: int | None) -> AffinityPlan:
-    """Choose from what the machine says now; on the engine's thread."""
-    return plan_affinity(
-        setting, node=node, engine=os.sched_getaffinity(0), allowed=process_cpus()
-    )
+def plan_beside_engine(
+    setting: str, node: Callable[[], int | None]
+) -> AffinityPlan | None:
+    """Choose from what machine and device say now, on the engine's thread; None: the system does."""
+    if setting == OFF:
+        return None
+    engine = os.sched_getaffinity(0)
+    return plan_affinity(setting, node=node(), engine=engine, allowed=process_cpus())
 
 
 def bind_thread(plan: AffinityPlan) -> AffinityPlan:

@@ -285,7 +285,7 @@ WARM = (
         name="affinity_of_a_host_ignored",
         why="Copy threads take the CPUs that a host has kept for itself.",
         file=_OPENING,
-        find="            affinity=_affinity(settings, device),\n",
+        find="            affinity=plan_beside_engine(settings.threads.affinity, device.numa_node),\n",
         replace="",
         killers=(f"{_SETTINGS}::test_copy_threads_run_on_the_cpus_that_are_set",),
     ),

@@ -49,7 +49,7 @@ class TestOrder:
             assert [] == lane.settled
             fence.open()
         assert [(1, DONE), (2, DONE)] == lane.settled
-        assert [lane.lane] == lane.left
+        assert [lane.lane.key] == lane.left
 
     async def test_item_needs_no_place_behind_its_copy(self):
         """R-11: an item frees its place in the window once, with its copy, and all that

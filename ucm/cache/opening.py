@@ -7,7 +7,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
-from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
+from ucm.affinity import plan_beside_engine
 from ucm.agent.client import AgentClient
 from ucm.agent.joining import check_tiers, open_client
 from ucm.blocks import KeySpace, ShardId
@@ -134,7 +134,7 @@ def open_core(
             threads=threads,
             before_commit=before_commit,
             client=client,
-            affinity=_affinity(settings, device),
+            affinity=plan_beside_engine(settings.threads.affinity, device.numa_node),
         )
         unowned.pop_all()
         opened.callback(core.close)
@@ -183,12 +183,6 @@ def _describe(core: Core, keyspace: KeySpace, log: Log) -> None:
         wait(core, answer, core.timeout.load, late())
     except UCMError as exc:
         log.warning(STORE_DESCRIBE_FAILED, error=repr(exc))
-
-
-def _affinity(settings: UCMConfig, device: Device) -> AffinityPlan | None:
-    """Return where copy threads run; None where the system decides."""
-    setting = settings.threads.affinity
-    return None if setting == OFF else plan_beside_engine(setting, device.numa_node())
 
 
 def _client_of(settings: UCMConfig, store: Store, log: Log) -> AgentClient | None:

@@ -237,8 +237,10 @@ def _check_store(
 ) -> Iterator[Finding]:
     """Look at the store's place, and no further if that does not answer."""
     if store.type != "slab":
-        unknown = _refused("store", lambda: check_store_type(store))
-        yield from unknown or [_unseen(store.type)]
+        nothing = note(
+            "store", f"store.type is {store.type}: there is nothing to look at"
+        )
+        yield from _refused("store", lambda: check_store_type(store)) or [nothing]
         return
     block_bytes = None if isinstance(sized, Finding) else sized[1].block_bytes
     asked = _ask(store, block_bytes)
@@ -260,10 +262,6 @@ def _check_store(
             num_slots=seen.num_slots,
             tokens_per_second=tokens_per_second,
         )
-
-
-def _unseen(name: str) -> Finding:
-    return note("store", f"store.type is {name}: there is nothing to look at")
 
 
 def _check_tiers(

@@ -34,7 +34,7 @@ class RequestLane:
         runner: Runs them.
         on_copied: Called with the direction of each item that needs the engine's
             blocks no more.
-        on_empty: Called when the last item has left the lane.
+        on_empty: Called with the key when the last item has left the lane.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RequestLane:
         runner: Runner,
         *,
         on_copied: Callable[[Direction], None],
-        on_empty: Callable[["RequestLane"], None],
+        on_empty: Callable[[LaneKey], object],
     ) -> None:
         self.key = key
         self._segments = segments
@@ -150,4 +150,4 @@ class RequestLane:
             self._on_copied(self.key[0])
         item.ticket.give_back()  # nothing may write into its slots any more
         if not self._items:
-            self._on_empty(self)
+            self._on_empty(self.key)

@@ -315,17 +315,14 @@ class Publish(CopyStage[Scattered, Finished]):
             lease.verify_with(0, aligned(digests, lease.keys))
         except BlockCorruptError as exc:
             found = list(seals_of(lease.keys, lease.slots, range(len(lease.keys))))
-            look = functools.partial(_compare_one, lease, found)
-            _forget_corrupt(self._store, lease, look)
+            _forget_corrupt(
+                self._store, lease, lambda at: lease.verify_with(at, [found[at]])
+            )
             if found == list(digests):
                 raise
             self._device.tells_digests = False
             why = "the device has something else than its slot: the host computes "
             raise BlockCorruptError(exc.key, f"{why}checksums from now on") from exc
-
-
-def _compare_one(lease: ReadLease, digests: Sequence[int], position: int) -> None:
-    lease.verify_with(position, [digests[position]])
 
 
 def _publish(given: Scattered) -> None:

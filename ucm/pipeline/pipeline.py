@@ -266,7 +266,7 @@ class Pipeline(Listener):
                 self._segments[key[0]],
                 self._runner,
                 on_copied=self._copied,
-                on_empty=self._end_lane,
+                on_empty=self._lanes.pop,
             )
         return lane
 
@@ -274,9 +274,6 @@ class Pipeline(Listener):
         """Free a place in the window."""
         self._holding[direction] -= 1
         self._has_more = True
-
-    def _end_lane(self, lane: RequestLane) -> None:
-        del self._lanes[lane.key]
 
     def _sweep(self, now: float) -> None:
         """End what is over by now, and let it go."""

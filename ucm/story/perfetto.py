@@ -21,7 +21,8 @@ def events_of(drawing: Drawing) -> dict[str, object]:
     events: list[_Event] = []
     for pid, lane in enumerate(drawing.lanes, 1):
         name = f"{lane.process} {lane.kind}".strip()
-        events.append(_name("process_name", pid, 0, name))
+        of_lane = {"pid": pid, "tid": 0, "args": {"name": name}}
+        events.append({"ph": "M", "name": "process_name", **of_lane})
         most = 1 + max(len(_nested(bar)) for bar in lane.bars)
         for bar in lane.bars:
             events.extend(_of_bar(bar, lane.kind, pid, bar.row * most))
@@ -68,7 +69,3 @@ def _event(
         "pid": pid,
         "tid": tid,
     }
-
-
-def _name(what: str, pid: int, tid: int, name: str) -> _Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}

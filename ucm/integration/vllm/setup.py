@@ -14,7 +14,7 @@ import attrs
 from vllm import envs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-from ucm.affinity import OFF, AffinityPlan, plan_beside_engine
+from ucm.affinity import AffinityPlan, plan_beside_engine
 from ucm.agent.joining import check_machines, check_tiers
 from ucm.blocks import GroupId, KeySpace
 from ucm.config import UCMConfig, settings_in_environment
@@ -346,10 +346,7 @@ class Setup:
 
     def plan_affinity(self, device: Device) -> AffinityPlan | None:
         """Return where copy threads run; None where the system decides."""
-        setting = self.config.threads.affinity
-        if setting == OFF:
-            return None
-        return plan_beside_engine(setting, device.numa_node())
+        return plan_beside_engine(self.config.threads.affinity, device.numa_node)
 
     def make_device(self, device_type: str) -> Device:
         """
