@@ -18,8 +18,9 @@ from ucm.cache.forgetting import Forgotten
 from ucm.cache.host_loop import HostLoop
 from ucm.cache.pending import Pending
 from ucm.cache.transfers import Result, Statistics, Transfer
+from ucm.cache.waits import late, limits_of, result_of
 from ucm.devices.abc import EventRef
-from ucm.errors import DeviceTimeoutError, PipelineError, StoreUnavailableError
+from ucm.errors import PipelineError, StoreUnavailableError
 from ucm.metrics import Snapshot
 from ucm.prefixes import Place
 from ucm.threads import SYSTEM, Threads
@@ -173,9 +174,7 @@ class Cache:
     def __init__(self, core: Core, host: HostLoop) -> None:
         self._core = core
         self._host = host
-        timeout = core.timeout
-        self._save_limit = 2 * timeout.save + timeout.stuck + timeout.shutdown
-        self._load_limit = timeout.load + timeout.stuck + timeout.shutdown
+        self._save_limit, self._load_limit = limits_of(core.timeout)
 
     async def match(self, keys: Sequence[bytes], *, group: int = 0) -> int:
         """
@@ -383,18 +382,16 @@ class Cache:
 
     async def _answer(self, pending: Pending[_T]) -> _T:
         """Wait for the store's answer; nobody is asked once nobody waits."""
-        late = StoreUnavailableError("the store did not answer in time")
+        too_late = late()
         try:
-            return await self._wait(pending, self._core.timeout.load, late)
+            return await self._wait(pending, self._core.timeout.load, too_late)
         finally:
-            pending.end(None, late)
+            pending.end(None, too_late)
 
     async def _wait(
-        self, pending: Pending[_T], limit: float, late: Exception | None = None
+        self, pending: Pending[_T], limit: float, error: Exception | None = None
     ) -> _T:
         """Wait for the end of something, for *limit* seconds at most."""
         self._check_here()
         await self._host.wait(pending, limit)
-        if not pending.is_done:
-            raise late or DeviceTimeoutError(f"no end after {limit} seconds")
-        return pending.result()
+        return result_of(pending, limit, error)

@@ -22,7 +22,7 @@ from ucm.cache.fetches import Fetched, Fetching
 from ucm.cache.forgetting import Forgotten
 from ucm.cache.pending import Pending, at_end
 from ucm.cache.transfers import Result, Statistics, Transfer
-from ucm.cache.waits import late, result_of, wait, wait_until
+from ucm.cache.waits import late, limits_of, result_of, wait, wait_until
 from ucm.devices.abc import EventRef
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
 from ucm.metrics import Snapshot
@@ -186,9 +186,7 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
         self._core = core
         self._opened = opened
         self._closing = threading.Lock()
-        timeout = core.timeout
-        self._save_limit = 2 * timeout.save + timeout.stuck + timeout.shutdown
-        self._load_limit = timeout.load + timeout.stuck + timeout.shutdown
+        self._save_limit, self._load_limit = limits_of(core.timeout)
 
     def __exit__(self, *_: object) -> None:
         self.close()

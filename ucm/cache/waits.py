@@ -2,7 +2,7 @@
 """
 How a thread waits for what a cache does.
 
-Threading: any; all but ``late`` and ``result_of`` block.
+Threading: any; only ``wait`` and ``wait_until`` block.
 """
 
 from threading import TIMEOUT_MAX
@@ -11,11 +11,18 @@ from typing import TypeVar
 from ucm.cache.calls import check_may_wait
 from ucm.cache.core import Core
 from ucm.cache.pending import Pending
+from ucm.config import TimeoutConfig
 from ucm.errors import DeviceTimeoutError, StoreUnavailableError
 
-__all__ = ["late", "result_of", "wait", "wait_until"]
+__all__ = ["late", "limits_of", "result_of", "wait", "wait_until"]
 
 _T = TypeVar("_T")
+
+
+def limits_of(timeout: TimeoutConfig) -> tuple[float, float]:
+    """Return after how many seconds a save, and a load, has ended whatever happens."""
+    stuck, shutdown = timeout.stuck, timeout.shutdown
+    return 2 * timeout.save + stuck + shutdown, timeout.load + stuck + shutdown
 
 
 def late() -> StoreUnavailableError:
