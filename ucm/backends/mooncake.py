@@ -204,25 +204,23 @@ class MooncakeBackend(Backend):
             codes = client.batch_is_exist([self._name(key) for key in some])
             return [_PRESENCE.get(code, Presence.UNKNOWN) for code in codes]
 
-        told = [Presence.UNKNOWN] * len(keys)
-        return await self._in_calls(keys, ask, told)
+        return await self._in_calls(keys, ask, Presence.UNKNOWN)
 
     async def get(
         self, keys: Sequence[PackedKey], targets: Sequence[memoryview]
     ) -> list[Fetched]:
         """Read headers and bytes from whichever nodes have them."""
         pairs = list(zip(keys, targets, strict=True))
-        told = [_UNAVAILABLE] * len(keys)
         largest = max(map(len, targets), default=0)
-        return await self._in_calls(pairs, self._get, told, largest)
+        return await self._in_calls(pairs, self._get, _UNAVAILABLE, largest)
 
     async def put(self, blocks: Sequence[Sealed]) -> list[Verdict]:
         """Write what is not there; of two writers at once the first one's bytes stay."""
 
         async def write(missing: Sequence[Sealed]) -> list[Verdict]:
             largest = max((len(block.data) for block in missing), default=0)
-            told = [Verdict.UNAVAILABLE] * len(missing)
-            return await self._in_calls(missing, self._put, told, largest)
+            none = Verdict.UNAVAILABLE
+            return await self._in_calls(missing, self._put, none, largest)
 
         return await put_missing(self, blocks, _LARGEST_BLOCK, write)
 
@@ -233,8 +231,7 @@ class MooncakeBackend(Backend):
             codes = client.batch_remove([self._name(key) for key in some], force=True)
             return [_DELETED.get(code, Verdict.UNAVAILABLE) for code in codes]
 
-        told = [Verdict.UNAVAILABLE] * len(keys)
-        return await self._in_calls(keys, ask, told)
+        return await self._in_calls(keys, ask, Verdict.UNAVAILABLE)
 
     async def aclose(self) -> None:
         """Leave the store, unless a call hangs: its end would crash with the client gone."""
@@ -282,10 +279,11 @@ class MooncakeBackend(Backend):
         self,
         items: Sequence[_Item],
         ask: Callable[[Any, Room, Sequence[_Item]], list[_T]],
-        told: list[_T],
+        unknown: _T,
         largest: int | None = None,
     ) -> list[_T]:
         """Ask for as many items at a time as one call may carry, on threads; of so many bytes."""
+        told = [unknown] * len(items)
         client = await self._connected() if items else None
         if client is None:
             return told
