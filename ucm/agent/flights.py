@@ -119,7 +119,7 @@ class Flights:
         group: Group,
         compute_s: float,
         stand: Callable[[], Awaitable[object]],
-        looks: Looks | None = None,
+        looks: Looks | None,
     ) -> None:
         """
         Bring each flight of *group* to its end, at the cost of one who wants them.

@@ -23,7 +23,6 @@ from ucm.devices.abc import EventRef
 from ucm.errors import PipelineError, StoreUnavailableError
 from ucm.metrics import Snapshot
 from ucm.prefixes import Place
-from ucm.threads import SYSTEM, Threads
 
 __all__ = ["Cache", "Moment", "Opening", "Save"]
 
@@ -37,23 +36,19 @@ class Opening(contextlib.AbstractAsyncContextManager["Cache"]):
 
     Args:
         open_blocking: Opens it, in a thread.
-        threads: Where what wakes the loop comes from.
     """
 
     def __init__(
-        self,
-        open_blocking: Callable[[], tuple[Core, contextlib.ExitStack]],
-        threads: Threads = SYSTEM,
+        self, open_blocking: Callable[[], tuple[Core, contextlib.ExitStack]]
     ) -> None:
         self._open_blocking = open_blocking
-        self._threads = threads
         self._opened = contextlib.ExitStack()
         self._host: HostLoop | None = None
 
     async def __aenter__(self) -> "Cache":
         if self._host is not None:
             raise PipelineError("it is open already: open each cache anew")
-        self._host = HostLoop(self._threads)
+        self._host = HostLoop()
         async with contextlib.AsyncExitStack() as undo:
             undo.push_async_callback(self._close)
             core = await self._host.in_thread(self._open)

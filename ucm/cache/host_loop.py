@@ -20,7 +20,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from ucm.cache.pending import Pending
-from ucm.threads import Threads
+from ucm.threads import SYSTEM
 from ucm.waker import LoopWaker
 
 __all__ = ["HostLoop", "Lanes", "to_its_end"]
@@ -29,17 +29,12 @@ _T = TypeVar("_T")
 
 
 class HostLoop:
-    """
-    The loop that is running; wakes it once for all that ends together.
+    """The loop that is running; wakes it once for all that ends together."""
 
-    Args:
-        threads: Where what wakes an asyncio loop comes from.
-    """
-
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_woken = False
-        self._is_taken = threads.lock()
+        self._is_taken = SYSTEM.lock()
         """By who calls on a thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
         if (trio := _running_trio()) is not None:
@@ -50,7 +45,7 @@ class HostLoop:
         else:
             self._running = asyncio.get_running_loop
             self._token = self._loop = asyncio.get_running_loop()
-            self._waker = threads.waker(self._loop, self._run)
+            self._waker = SYSTEM.waker(self._loop, self._run)
             self._wake = self._waker.wake
 
     def close(self) -> None:
