@@ -101,6 +101,6 @@ def test_size_with_more_digits_than_any_number_is_refused():
 def test_queue_that_holds_no_block_is_refused():
     """X-09: one below a ticket has saves go one by one; a model says what a block has."""
     queue = QueueConfig(nbytes=4096, span_bytes=1)
-    queue.check_holds(4096, "a block")
+    queue.check_holds(4096)
     with pytest.raises(ConfigError, match=r"does not hold a block of 4\.001 KiB"):
-        queue.check_holds(4097, "a block")
+        queue.check_holds(4097)

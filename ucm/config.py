@@ -217,10 +217,10 @@ class QueueConfig:
     )
     window: int = field(4, "Tickets per direction from queue to end of copy.", least=1)
 
-    def check_holds(self, nbytes: int, what: str) -> None:
-        """Refuse bounds that do not hold so many bytes, which *what* has."""
+    def check_holds(self, nbytes: int) -> None:
+        """Refuse bounds that do not hold a block of so many bytes."""
         if self.nbytes < nbytes:
-            problem = f"it does not hold {what} of {size_text(nbytes)}"
+            problem = f"it does not hold a block of {size_text(nbytes)}"
             remedy = f"Give at least {nbytes}, for several of them some times as much."
             raise ConfigError("queue.nbytes", self.nbytes, problem, remedy)
 

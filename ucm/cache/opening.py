@@ -106,7 +106,7 @@ def open_core(
         settings = read.config
         _check_keyspace(keyspace, layout)
         check_tiers(settings)
-        settings.queue.check_holds(layout.max_block_bytes, "a block")
+        settings.queue.check_holds(layout.max_block_bytes)
         log = open_log(settings.log, f"cache-{shard}")
         opened.callback(close_log, log)
         if read.translation:

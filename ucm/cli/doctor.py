@@ -136,9 +136,7 @@ def _examine(
     if block_bytes:
         yield from engine.assumed()
     yield from _check_tiers(config, (*config.tiers, *tiers), block_bytes)
-    yield from _refused(
-        "queue", lambda: config.queue.check_holds(block_bytes, "a block")
-    )
+    yield from _refused("queue", lambda: config.queue.check_holds(block_bytes))
     yield from _refused("KV events", lambda: check_records(config))
     yield from _refused("log", lambda: check_log(config.log))
 

@@ -195,7 +195,7 @@ class Setup:
             token_ranks(parallel),
             hash_block_tokens(kv_cache_config, vllm_config),
         )
-        config.queue.check_holds(layout.max_block_bytes, "a block")
+        config.queue.check_holds(layout.max_block_bytes)
         check_reusable(
             vllm_config, loads=ROLES[vllm_config.kv_transfer_config.kv_role][1]
         )
