@@ -15,7 +15,7 @@ from ucm.cli.main import NOT_WELL
 from ucm.cli.output import console, json_option, say_json, table
 from ucm.cli.store.choose import Choice, Wanted, choosing, hex_bytes
 from ucm.cli.telling import SIZE, ago, examples, plain, progress
-from ucm.errors import BlockCorruptError, KeyFormatError
+from ucm.errors import KeyFormatError
 from ucm.fates import Fate
 from ucm.settings import size_text
 from ucm.stores.slab import (
@@ -329,7 +329,14 @@ def verify(path: Path, *, rate: int, forget: bool, as_json: bool) -> int:
     with SlabSurvey(path) as survey, contextlib.ExitStack() as stack:
         total = sum(each.block_bytes for each in facts_of(survey).classes)
         tell = stack.enter_context(progress("verified", total))
-        forgetting = _Forgetting(path, survey, stack) if forget else None
+        stores = [
+            stack.enter_context(
+                SlabStore.join(
+                    path, block_bytes=each.geometry.slot_bytes, index_only=True
+                )
+            )
+            for each in (survey.classes if forget else ())
+        ]
 
         def wait(seconds: float) -> None:
             tell(seen.nbytes)
@@ -339,8 +346,8 @@ def verify(path: Path, *, rate: int, forget: bool, as_json: bool) -> int:
             num_damaged += 1
             if len(listed) < _LISTED:
                 listed.append({"key": wrong.key.hex(), "problem": str(wrong)})
-            if forgetting is not None:
-                num_forgotten += forgetting.forget(wrong)
+            for store in stores:  # who has saved it again meanwhile saves it once more
+                num_forgotten += store.forget([PackedKey(wrong.key)], Fate.CORRUPT)
     answer = {
         "path": str(path),
         "blocks": seen.blocks,
@@ -361,25 +368,3 @@ def verify(path: Path, *, rate: int, forget: bool, as_json: bool) -> int:
         )
         console().print("\n".join(lines), markup=False)
     return NOT_WELL if num_damaged else 0
-
-
-class _Forgetting:
-    """Forgets damaged blocks, in whichever class they are."""
-
-    def __init__(
-        self, path: Path, survey: SlabSurvey, stack: contextlib.ExitStack
-    ) -> None:
-        self._stores = [
-            stack.enter_context(
-                SlabStore.join(
-                    path, block_bytes=each.geometry.slot_bytes, index_only=True
-                )
-            )
-            for each in survey.classes
-        ]
-
-    def forget(self, wrong: BlockCorruptError) -> int:
-        """Forget one; whoever has saved it again meanwhile saves it once more."""
-        return sum(
-            store.forget([PackedKey(wrong.key)], Fate.CORRUPT) for store in self._stores
-        )

@@ -121,16 +121,15 @@ class SaltedHashes(Sequence[bytes]):
         return made[1]
 
 
+@attrs.define(eq=False)
 class _Look:
     """One look at an adapter's files; its thread sets the outcome, and then the end."""
 
-    __slots__ = ("is_over", "problem", "request", "salt")
-
-    def __init__(self, request: Any) -> None:  # noqa: ANN401 - vLLM's LoRARequest
-        self.request = request
-        self.salt = b""
-        self.problem = ""
-        self.is_over = False
+    request: Any
+    """vLLM's LoRARequest."""
+    salt: bytes = b""
+    problem: str = ""
+    is_over: bool = False
 
 
 @attrs.define
