@@ -43,6 +43,7 @@ __all__ = [
     "plan_beside_cpu",
     "plan_beside_engine",
     "process_cpus",
+    "text_in",
 ]
 
 OFF = "off"
@@ -241,7 +242,7 @@ def num_hashing(
 
 def _quotas(system: Path) -> Iterator[int]:
     """Yield how many CPUs the cgroups, of either version, let us use that this process is in."""
-    for line in _text(system / "proc/self/cgroup").splitlines():
+    for line in text_in(system / "proc/self/cgroup").splitlines():
         controllers, _, path = line.partition(":")[2].partition(":")
         if "cpu" in controllers.split(","):
             top, names = "cpu", ["cpu.cfs_quota_us", "cpu.cfs_period_us"]
@@ -251,12 +252,13 @@ def _quotas(system: Path) -> Iterator[int]:
         if ".." not in inner.parts and (top or line.startswith("0::")):
             for step in (inner, *inner.parents):
                 directory = system / "sys/fs/cgroup" / top / step
-                limit = " ".join(_text(directory / name) for name in names).split()
+                limit = " ".join(text_in(directory / name) for name in names).split()
                 if len(limit) == 2 and all(map(str.isdecimal, limit)):
                     yield int(limit[0]) // max(1, int(limit[1]))
 
 
-def _text(path: Path) -> str:
+def text_in(path: Path) -> str:
+    """Return what a file of the system says; nothing where there is none."""
     try:
         return os.fsdecode(path.read_bytes())  # names in it may be no UTF-8
     except OSError:

@@ -15,6 +15,8 @@ from pathlib import Path, PurePosixPath
 
 import attrs
 
+from ucm.affinity import text_in
+
 __all__ = ["Room", "memory_rooms", "mount_room"]
 
 _UNLIMITED = 1 << 60  # version 1 says about 2**63 where there is no limit
@@ -42,15 +44,15 @@ def memory_rooms(system: Path) -> list[Room]:
         system: Where ``proc`` and ``sys`` are: ``/``.
     """
     rooms = []
-    available = _number_of(_text(system / "proc/meminfo"), "MemAvailable:")
+    available = _number_of(text_in(system / "proc/meminfo"), "MemAvailable:")
     if available is not None:
         rooms.append(Room(1024 * available, "the machine's available memory"))
     for limit_file, used_file, cache in _cgroups(system):
-        limit = _text(limit_file).strip()
-        used = _text(used_file).strip()
+        limit = text_in(limit_file).strip()
+        used = text_in(used_file).strip()
         if not (limit.isdecimal() and used.isdecimal()) or int(limit) >= _UNLIMITED:
             continue
-        stat = _text(limit_file.with_name("memory.stat"))
+        stat = text_in(limit_file.with_name("memory.stat"))
         # Pages of files on disks go when memory is short; those of memory do not.
         kept = int(used) - sum(_number_of(stat, name) or 0 for name in cache)
         rooms.append(
@@ -66,7 +68,7 @@ def memory_rooms(system: Path) -> list[Room]:
 def _cgroups(system: Path) -> Iterator[tuple[Path, Path, tuple[str, str]]]:
     """Yield each limit that we may have, what is used of it, and what of that is cache."""
     mount = system / "sys/fs/cgroup"
-    for line in _text(system / "proc/self/cgroup").splitlines():
+    for line in text_in(system / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
             limits, used = ["memory.max", "memory.high"], "memory.current"
@@ -83,13 +85,6 @@ def _cgroups(system: Path) -> Iterator[tuple[Path, Path, tuple[str, str]]]:
                 if ".." not in step.parts:  # above what this namespace shows
                     for limit in limits:
                         yield top / step / limit, top / step / used, cache
-
-
-def _text(path: Path) -> str:
-    try:
-        return os.fsdecode(path.read_bytes())  # names in it may be no UTF-8
-    except OSError:
-        return ""
 
 
 def _number_of(text: str, name: str) -> int | None:
