@@ -48,6 +48,13 @@ class TestSeveralSizes:
             assert [144, 36] == [each.capacity_blocks for each in told]
             assert [144, 36] == [each.committed_blocks for each in told]
 
+    def test_smallest_share_is_a_slot(self, memory_path):
+        """R-31: a tenant whose share is less than a block has one, not none for ever."""
+        with open_class(memory_path, LARGE, tenant_share=0.001) as store:
+            assert 1 == save_of(store, EVERY[:4], tenant=1)
+            assert 1 == save_of(store, EVERY[4:8], tenant=1)
+            assert 1 == sum(store.contains(EVERY[:8]))
+
     def test_size_that_nobody_uses_takes_no_part(self, memory_path, asks_always):
         """R-31: a tenant has its share of all that a model can have which is alone."""
         with open_class(memory_path, LARGE) as gone:

@@ -199,7 +199,7 @@ class Reservation:
         index, limit = self._index, self._index.limits.of_tenant
         if self._places is None or limit >= 1:
             return {}, _NONE, (_NONE, _NONE)
-        share = int(limit * index.num_to_have())
+        share = max(int(limit * index.num_to_have()), limit > 0)
         unlisted, bound, taken, victims = dict[int, int](), [_NONE], [_NONE], [_NONE]
         places = self._places[wanted]
         for place in set(places.tolist()) - {0}:
