@@ -118,7 +118,7 @@ class Core(Asking):
         self._open: dict[int, Transfer] = {}  # by the number of each ticket under way
         self._users = BlockUsers()
         self._room: Room[tuple[SpanOrder, Fence]] = Room(queue.tickets, queue.nbytes)
-        self._serving = Serving(self._runtime, self._attend, threads)
+        self._serving = Serving(self._runtime, self._attend, self._questions, threads)
         self._is_polled, self._is_forked = True, False
         left_in_children(self)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import anyio
 
+from ucm.cache.questions import Questions
 from ucm.errors import PipelineClosedError, UCMError
 from ucm.runtime import Runtime
 from ucm.threads import Threads
@@ -25,14 +26,20 @@ class Serving:
         runtime: Not started yet.
         attend: Called on the loop when it was woken or there is something to poll, and
             once behind the loop's end.
+        questions: Have *attend* called once the loop has died.
         threads: Where threads and loops come from.
     """
 
     def __init__(
-        self, runtime: Runtime, attend: Callable[[], None], threads: Threads
+        self,
+        runtime: Runtime,
+        attend: Callable[[], None],
+        questions: Questions,
+        threads: Threads,
     ) -> None:
         self._runtime = runtime
         self._attend = attend
+        self._questions = questions
         self._threads = threads
         self._up = threads.event()
         self._thread = threads.thread(self._main, "ucm-loop")
@@ -73,9 +80,16 @@ class Serving:
         self.wake = waker.wake
         loop.call_soon(self._up.set)  # once the pipeline waits for something to do
         try:
-            await self._runtime.serve(waker.wake)
+            await self._runtime.serve(self._heard)
         except UCMError as exc:
             self._refusal = exc
         finally:
             self.is_serving = False  # before who waits for the start is told
             waker.close()
+
+    def _heard(self) -> None:
+        """Have a notice handed out; on any thread, whatever locks of ours it holds."""
+        if self.is_serving:  # if not for long: it attends once more as it ends
+            self.wake()
+        else:
+            self._questions.ask(self._attend)
