@@ -9,6 +9,7 @@ import pytest
 from tests.cache.kit import LIMIT_S, Host, keys_of, leaving_nothing
 from ucm.cache.sync import Cache, Save
 from ucm.pipeline.outcomes import OutcomeKind
+from ucm.reasons import Reason
 from ucm.testing.faults import Fault, FaultPlan, Gate
 
 pytestmark = pytest.mark.filterwarnings(
@@ -46,3 +47,12 @@ def test_blocks_are_released_when_their_copy_ends() -> None:
         assert not save._transfer.released.is_done
         gate.open()
         save.wait_released()
+
+
+def test_saves_that_wait_for_room_have_failed() -> None:
+    """Nobody would let them in any more."""
+    with dead_amid("reserve", Gate(), num_saves=3) as saves:
+        assert [True, True, True] == [save.is_over for save in saves]
+        ends = [save.wait_committed() for save in saves]
+        assert [Reason.RUNTIME_FAILED] * 3 == [end.reason for end in ends]
+        assert [OutcomeKind.CANCELLED] * 2 == [end.kind for end in ends[1:]]

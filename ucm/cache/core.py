@@ -261,8 +261,7 @@ class Core(Asking):
         with self._lock:
             is_alone = not self._asked
             try:
-                if not self._is_open:
-                    self._check_open()
+                self._check_open()
                 take(asked.blocks, transfer)
                 self._asked.append(entry)
             finally:
@@ -317,17 +316,18 @@ class Core(Asking):
     def _look_at_line(self) -> None:
         """Let those in for whom there is room, and end those who waited too long."""
         while True:
+            has_failed = self._runtime.failure  # and nobody tells what became of more
+            now = math.inf if has_failed else self._threads.monotonic()
             with self._lock:
-                first = self._room.next(self._threads.monotonic())
+                first = self._room.next(now)
                 if first is None:
                     return
                 (order, fence), is_in = first
                 if is_in:
                     self._runtime.submit(self._digest, [order], fence)
             if not is_in:
-                self._end_here(
-                    order.transfer_id, OutcomeKind.CANCELLED, Reason.DEADLINE
-                )
+                why = Reason.RUNTIME_FAILED if has_failed else Reason.DEADLINE
+                self._end_here(order.transfer_id, OutcomeKind.CANCELLED, why)
 
     def _end_here(self, transfer_id: int, kind: OutcomeKind, reason: Reason) -> None:
         """End a part of a save that the pipeline has not heard of."""
