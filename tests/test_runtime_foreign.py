@@ -8,6 +8,7 @@ import pytest
 from tests.pipeline import test_async_device
 from tests.rig import KEYSPACE_DIGEST, keys_of, order, running
 from ucm.devices.abc import Fence
+from ucm.devices.events import DoneFence
 from ucm.errors import BlockNotFoundError, text_of
 from ucm.pipeline.tickets import Direction, OutcomeKind
 from ucm.reasons import Reason
@@ -90,6 +91,27 @@ class TestFailure:
             assert [1, 2, 3] == list(ends)
             assert {Reason.RUNTIME_FAILED} == {end.reason for end in ends.values()}
             recorder._write_line(*line_of(rig, 2))
+
+    def test_batch_of_which_some_could_not_be_offered_ends_whole(self):
+        """Those that were not looked at yet are in no list of what is open, and are told too."""
+        orders = [order(n, SAVE, [n], [n]) for n in (1, 2, 3)]
+        with running() as rig:
+            recorder, inner = rig.runtime._recorder, rig.runtime._recorder.admitted
+
+            def admitted(ticket, *more):
+                if ticket.transfer_id == 2:
+                    recorder.admitted = inner
+                    raise MemoryError
+                inner(ticket, *more)
+
+            recorder.admitted = admitted
+            rig.runtime._intake.submit(KEYSPACE_DIGEST, orders, DoneFence(), None)
+            with pytest.raises(MemoryError):
+                rig.runtime._take_in()
+            reasons = {number: end.reason for number, end in rig.outcomes().items()}
+            refused = dict.fromkeys((2, 3), Reason.FAILED)
+            assert {1: Reason.RUNTIME_FAILED, **refused} == reasons
+            assert 0 == rig.runtime.num_open
 
     def test_engine_that_waits_for_a_copy_hears_of_a_failure(self):
         """S2-13: its ticket has ended before, so that nothing else lets it go."""

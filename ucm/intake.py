@@ -196,7 +196,23 @@ class Intake:
                         self._on_failure("a batch of orders could not be taken in")
 
     def _offer(self, batch: _Batch, each_of: Callable[[Any], Iterator[Any]]) -> None:
-        tickets = self._tickets(batch, each_of)
+        """Make tickets and offer them; should that break off, none is left without an end."""
+        tickets, is_whole = self._tickets(batch, each_of), False
+        try:
+            self._offer_tickets(batch, tickets, each_of)
+            is_whole = True
+        finally:
+            if not is_whole:  # those that are open end with the runtime
+                for ticket in tickets:
+                    if ticket.outcome is None and ticket.transfer_id not in self.open:
+                        self._recorder.admitted(ticket, Reason.FAILED, self._queue)
+
+    def _offer_tickets(
+        self,
+        batch: _Batch,
+        tickets: Sequence[Ticket],
+        each_of: Callable[[Any], Iterator[Any]],
+    ) -> None:
         self._recorder.offered(tickets)  # before any of them can end
         late = self._overdue(batch, tickets)
         for ticket in each_of(tickets):
