@@ -131,6 +131,15 @@ class TestAnswer:
                 answer.result()
             gate.open()
 
+    @pytest.mark.parametrize("timeout", [-1.0, float("nan")])
+    def test_that_could_never_be_late_is_not_begun(self, timeout: float) -> None:
+        """It would be looked at for ever, were the store to hang."""
+        host = Host()
+        with leaving_nothing(host), Cache(*host.open_core()) as cache:
+            with pytest.raises(ValueError, match="0 or more seconds"):
+                cache.begin_contains(keys_of(1), timeout=timeout)
+            assert {} == cache._core._questions._asked
+
     def test_store_that_fails_says_so(self) -> None:
         """What it raises is raised where the answer is taken."""
 

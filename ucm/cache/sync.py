@@ -302,6 +302,8 @@ class Cache(contextlib.AbstractContextManager["Cache"]):
     ) -> Answer:
         """Ask of each key whether it is stored, for *timeout* (``timeout.load``)."""
         limit = self._core.timeout.load if timeout is None else timeout
+        if not limit >= 0:  # nor is NaN, at which it would never be late
+            raise ValueError(f"timeout={timeout} is not 0 or more seconds")
         return Answer(self._core, self._core.contains(keys, group=group), limit)
 
     def save(
