@@ -12,6 +12,7 @@ class TestMailbox:
         box = Mailbox()
         for number in range(3):
             box.put(number)
+        assert 3 == len(box)
         assert [0, 1, 2] == box.drain()
         box.put(3)
         assert [3] == box.drain()
@@ -20,6 +21,7 @@ class TestMailbox:
         """Draining never waits for a message."""
         box = Mailbox()
         assert [] == box.drain()
+        assert 0 == len(box)
 
     def test_wait_ends_with_a_message_that_was_put(self):
         """A reader that waits for news is woken by it, and not by old news."""

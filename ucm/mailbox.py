@@ -55,3 +55,6 @@ class Mailbox(Generic[_M]):
     def wait(self, timeout: float) -> bool:
         """Block the thread up to *timeout* seconds; return whether there is a message."""
         return self._filled.wait(timeout)
+
+    def __len__(self) -> int:
+        return len(self._messages)

@@ -187,7 +187,7 @@ async def serving(plans=None, wait=None, stages=()):
     async def serve():
         """Do for the lane what the pipeline's task does."""
         nonlocal woken
-        while not closing or lane.lane._items:
+        while not closing or lane.lane.num_items:
             with anyio.move_on_after(0.002):
                 await woken.wait()
             woken = anyio.Event()

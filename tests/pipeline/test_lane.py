@@ -76,7 +76,7 @@ class TestOrder:
                 lane.put(number)
             lane.put(4, HandFence(), lasts=0.01)
         assert 4 == len(lane.copied)
-        assert not lane.lane._items
+        assert 0 == lane.lane.num_items
         assert {1, 2, 3, 4} == {number for number, _ in lane.settled}
 
     async def test_long_line_of_items_is_let_in_without_end(self):
@@ -217,7 +217,7 @@ class TestErrors:
             for ticket in tickets:
                 ticket.end(Outcome(OutcomeKind.CANCELLED, "shutdown"))
             lane.lane.drop_ended()
-            assert not lane.lane._items
+            assert 0 == lane.lane.num_items
         assert 3 == len(lane.copied)
 
     async def test_begun_copy_of_a_settled_item_is_waited_for(self):
@@ -321,9 +321,9 @@ class TestDeadline:
             lane.put(2, lasts=120.0)
             lane.check(ticket.deadline + 1.0)
             with anyio.move_on_after(TIMEOUT / 2):
-                while lane.lane._items:
+                while lane.lane.num_items:
                     await anyio.lowlevel.checkpoint()
-            left = len(lane.lane._items)
+            left = lane.lane.num_items
             lane.lane._items.clear()
         assert 0 == left
         assert [1, 2] == [number for number, _ in lane.settled]

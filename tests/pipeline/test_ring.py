@@ -56,7 +56,7 @@ class TestDump:
             ring.mark((100.0, number, "gather", BEGIN))
         ring.dump("failed")
         assert [4998, 4999] == [ticket for _, ticket, *_ in ring.last(2)]
-        assert 2048 == len(ring.last()) == len(lines.entries[0]["edges"])
+        assert 2048 == len(ring) == len(lines.entries[0]["edges"])
         assert 4999 == lines.entries[0]["edges"][-1][1]
 
     def test_failures_write_it_once_in_ten_seconds(self, ring, clock, lines):

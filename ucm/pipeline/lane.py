@@ -61,6 +61,11 @@ class RequestLane:
         self._lines: dict[int, deque[Item]] = {}
         """Those in front of them. Never longer than the window."""
 
+    @property
+    def num_items(self) -> int:
+        """Items in the lane."""
+        return len(self._items)
+
     def put_nowait(self, item: Item) -> None:
         """Let an item in."""
         item.lane = self

@@ -44,6 +44,9 @@ class EdgeRing:
         self.mark = self._edges.append
         """Take note of an edge; the oldest one is forgotten."""
 
+    def __len__(self) -> int:
+        return len(self._edges)
+
     def last(self, most: int = _SIZE) -> list[Edge]:
         """Return the last edges, each with how long ago it was instead of when."""
         now = self._clock()

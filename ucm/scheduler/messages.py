@@ -206,6 +206,12 @@ class StepPlan(_Record, frozen=True, kw_only=True):
     dropped: tuple[int, ...] = ()
     forgotten: tuple[Forgotten, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether a worker has nothing to do for it."""
+        orders = self.loads or self.saves or self.fences
+        return not (orders or self.overwritten or self.deferred)
+
 
 class Failure(_Record, frozen=True, kw_only=True):
     """
