@@ -249,11 +249,9 @@ class Driver(ABC):
             AttributeError: It is no event of this runtime. Also TypeError, ValueError.
         """
 
+    @abstractmethod
     def device_index(self, event: Event) -> int | None:
         """Return the device of a recorded event; None when the runtime cannot say."""
-        device = getattr(event, "device", None)
-        index: int | None = None if device is None else device.index
-        return index
 
     @abstractmethod
     def copy(

@@ -163,6 +163,12 @@ class NpuDriver(Driver):
             raise TypeError(f"it is an event of {device}")
         return handle
 
+    def device_index(self, event: Event) -> int | None:
+        """Return the device of a recorded event."""
+        device = getattr(event, "device", None)
+        index: int | None = None if device is None else device.index
+        return index
+
     def copy(
         self,
         batch: CopyBatch,
