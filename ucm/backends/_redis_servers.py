@@ -108,6 +108,7 @@ class Servers:
         dialer: Opens connections of ours.
         timeout: Seconds of a request.
         is_cluster: Which of both it is.
+        clock: In seconds.
     """
 
     def __init__(
@@ -117,13 +118,14 @@ class Servers:
         timeout: float,
         *,
         is_cluster: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._dialer = dialer
         self._timeout = timeout
         self._slots = Slots(client, timeout / ROUNDS)
         self.is_cluster = is_cluster
-        self._clock = time.monotonic
+        self._clock = clock
         self._is_open = True
         self._servers: dict[str, _Server] = {}
         """By their names; the one has none."""
