@@ -164,12 +164,12 @@ def _write_new(path: Path, data: bytes) -> None:
 
 def _keep_names(folder: Path) -> None:
     """Have names outlast a loss of power, where the file system can do so."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # some take no such call
+    with suppress(OSError):  # some take no such call, and some may not be read
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             os.fsync(fd)
-    finally:
-        os.close(fd)
+        finally:
+            os.close(fd)
 
 
 def _read(path: Path, mine: _M, key: str) -> _M:

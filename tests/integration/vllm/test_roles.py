@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from vllm.config import KVTransferConfig
@@ -24,7 +23,7 @@ from ucm.integration.vllm.setup import Setup
 from ucm.integration.vllm.ucm_connector import UCMConnector
 from ucm.story.collected import collect
 from ucm.story.files import Reading, find_logs, read_logs
-from ucm.story.lives import lives_of
+from ucm.story.lives import Life, lives_of
 from ucm.story.misses import DETAILS
 
 MODULE = "ucm.integration.vllm.ucm_connector"
@@ -47,12 +46,22 @@ def serving(path: Path, role: str, **settings: object) -> Iterator[Engine]:
         yield engine
 
 
-def reason_in(logs: Path) -> dict[str, Any]:
-    """Return why the one request of a log was computed."""
+def life_in(logs: Path) -> Life:
+    """Return what a log tells of its one request."""
     lines = list(read_logs(find_logs(logs), Reading()))
     (life,) = (each for each in lives_of(collect(lines)) if each.ended is not None)
-    (reason,) = reasons_of(life)
-    return reason
+    return life
+
+
+def life_without_saves(path: Path, role: str, *, cached: int) -> Life:
+    """Return the life of a request, of which the engine had some tokens itself."""
+    log = {"directory": str(path / "logs")}
+    with logs_closed(), serving(path, role, log=log) as engine:
+        one = request("r")
+        engine.scheduler.match(one, cached)
+        engine.scheduler.allocated(one, [[1, 2, 3]], 0)
+        engine.scheduler.finished("r")
+    return life_in(path / "logs")
 
 
 class TestRoles:
@@ -74,7 +83,7 @@ class TestRoles:
             engine.save()
             told = engine.scheduler.stats().reduce()
             assert not [name for name in told if "lookups" in name]
-        reason = reason_in(logs)
+        (reason,) = reasons_of(life_in(logs))
         expected = DETAILS["it was not looked up"]
         assert ("admission", *expected) == (
             *(reason["reason"], reason["detail"], reason["remedy"]),
@@ -84,29 +93,14 @@ class TestRoles:
         self, tmp_path: Path
     ) -> None:
         """It misses each time it is asked: that the first request would save it was told."""
-        logs = tmp_path / "logs"
-        log = {"directory": str(logs)}
-        with logs_closed(), serving(tmp_path, "kv_consumer", log=log) as engine:
-            one = request("r")
-            engine.scheduler.match(one, 0)
-            engine.scheduler.allocated(one, [[1, 2, 3]], 0)
-            engine.scheduler.finished("r")
-        reason = reason_in(logs)
+        (reason,) = reasons_of(life_without_saves(tmp_path, "kv_consumer", cached=0))
         assert "never_offered" == reason["reason"]
         assert "unless its engine is a kv_consumer" in reason["remedy"]
 
     def test_producer_tells_what_the_engine_had_itself(self, tmp_path: Path) -> None:
         """The line of a request that nobody looked up says which tokens were in the engine's own
         cache, as that of any other."""
-        logs = tmp_path / "logs"
-        log = {"directory": str(logs)}
-        with logs_closed(), serving(tmp_path, "kv_producer", log=log) as engine:
-            one = request("r")
-            engine.scheduler.match(one, 16)
-            engine.scheduler.allocated(one, [[1, 2, 3]], 0)
-            engine.scheduler.finished("r")
-        lines = list(read_logs(find_logs(logs), Reading()))
-        (life,) = (each for each in lives_of(collect(lines)) if each.ended is not None)
+        life = life_without_saves(tmp_path, "kv_producer", cached=16)
         assert life.ended is not None
         assert 16 == life.ended.computed_tokens
 
